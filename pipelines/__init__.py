@@ -1,0 +1,1 @@
+"""The stages that make artifacts, on Ray Data and Ray Train."""

@@ -1,0 +1,169 @@
+"""Evaluation: methods side by side on the held-out prompts, in this process, and the report of it."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipelines.prompts import Prompt, read_prompts
+from tierspec.artifacts import atomic_write_json, run_directory
+from tierspec.config import Settings
+from tierspec.decoding import SamplingParams
+from tierspec.drafters import Drafter, load_drafter
+from tierspec.errors import SettingError
+from tierspec.evaluation.comparison import Trial, compare, differences, summarise
+from tierspec.evaluation.environment import describe_environment
+from tierspec.evaluation.methods import NEURAL, build_methods
+from tierspec.evaluation.metrics import geomean
+from tierspec.evaluation.report import write_report
+from tierspec.evaluation.top2_gap import Top2Gap
+from tierspec.models import Target, load_target
+
+Encoded = tuple[str, list[int]]
+"""A prompt's id and its token ids."""
+
+
+def evaluate(
+    settings: Settings,
+    output: Path,
+    stop: Callable[[], bool] = lambda: False,
+    log: Callable[[str], None] = lambda message: None,
+) -> dict[str, Any]:
+    """Measures `evaluation.methods` on `prompts.heldout` and writes report.json, report.html and result.json.
+
+    A prompt set is what shares a `source`: a file, unless its rows say otherwise. Of a conversation the first turn is
+    asked. When `stop` says so, the report covers the prompts so far and there is no result.json.
+
+    Returns:
+        The report (DESIGN section 4, with more keys).
+
+    Raises:
+        SettingError: prompts that cannot be read or are too long for the context, or no drafter where one is needed.
+    """
+    (output / "result.json").unlink(missing_ok=True)
+    if settings.target.threads:
+        torch.set_num_threads(settings.target.threads)
+    chosen = settings.evaluation
+    prompts = read_prompts(settings.prompts.heldout, "prompts.heldout")
+    directory = drafter_directory(settings) if NEURAL & set(chosen.methods) else None
+    wanted = settings.target
+    target = load_target(wanted.source, dtype=wanted.dtype, device=wanted.device, numerics=wanted.numerics)
+    sets = {name: _encode(part, target, settings) for name, part in prompt_sets(prompts, chosen.prompts).items()}
+    drafter = load_drafter(directory, target) if directory else None
+    methods = build_methods(chosen.methods, target, drafter, settings.draft)
+    sampling = SamplingParams(chosen.max_new_tokens, temperature=chosen.temperature, seed=settings.run.seed)
+
+    trials: dict[str, list[Trial]] = {}
+    for name, encoded in sets.items():
+        progress = _Progress(name, len(encoded), log)
+        done = compare(methods, encoded, sampling, repeats=chosen.repeats, on_trial=progress, stop=stop)
+        if done:
+            trials[name] = done
+    report = _report(settings, target, directory, trials)
+    report["complete"] = not stop()
+    page = write_report(output, report)
+    if report["complete"]:
+        summary = {"report": str(output / "report.json"), "page": str(page), "geomean": report["geomean"]}
+        atomic_write_json(output / "result.json", summary)
+    return report
+
+
+def prompt_sets(prompts: list[Prompt], limit: int) -> dict[str, list[Prompt]]:
+    """Prompts by source; of each at most `limit` (0: all), spread evenly over the set, so that every kind is kept."""
+    sets: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        sets.setdefault(prompt.source, []).append(prompt)
+    if not limit:
+        return sets
+    return {
+        name: [members[i * len(members) // limit] for i in range(limit)] if len(members) > limit else members
+        for name, members in sets.items()
+    }
+
+
+def drafter_directory(settings: Settings) -> Path:
+    """The neural drafter to measure: `serve.drafter` if it names one, else the run's own.
+
+    Raises:
+        SettingError: it is not there.
+    """
+    named = settings.serve.drafter
+    path = run_directory(settings, "drafter") if named in (None, "auto") else Path(str(named)).expanduser()
+    if not (path / "config.json").is_file():
+        raise SettingError(
+            f"evaluation.methods: eagle3 and auto need a drafter, and {path} holds none; "
+            "run jobs.train first, or leave these methods out"
+        )
+    return path
+
+
+def _encode(prompts: list[Prompt], target: Target, settings: Settings) -> list[Encoded]:
+    context = min(settings.target.max_context or target.config.max_context, target.config.max_context)
+    encoded = []
+    for prompt in prompts:
+        messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+        ids = target.encode_chat([*messages, {"role": "user", "content": prompt.turns[0]}])
+        if len(ids) + settings.evaluation.max_new_tokens > context:
+            raise SettingError(
+                f"prompts.heldout: {prompt.sample_id} of {prompt.source} has {len(ids)} tokens; with "
+                f"evaluation.max_new_tokens = {settings.evaluation.max_new_tokens} that exceeds the context of {context}"
+            )
+        encoded.append((prompt.sample_id, ids))
+    return encoded
+
+
+def _report(
+    settings: Settings, target: Target, drafter: Path | None, trials_by_set: dict[str, list[Trial]]
+) -> dict[str, Any]:
+    gap = Top2Gap(target.decoder)
+    invariant = target.decoder.numerics == "invariant"
+    sets: dict[str, dict[str, Any]] = {}
+    listed: list[dict[str, Any]] = []
+    for name, trials in trials_by_set.items():
+        differing = differences(trials, gap)
+        sets[name] = summarise(trials, differing, invariant=invariant)
+        listed += [{"set": name} | asdict(difference) for difference in differing]
+    chosen = settings.evaluation
+    return {
+        "target": settings.target.source,
+        "device": settings.target.device,
+        "dtype": settings.target.dtype,
+        "numerics": target.decoder.numerics,
+        "drafter": str(drafter) if drafter else None,
+        **describe_environment(),
+        "sets": sets,
+        "geomean": _geomeans(sets, lambda entry: entry["speedup"]),
+        "geomean_non_looping": _geomeans(sets, lambda entry: entry["non_looping"]["speedup"]),
+        "looping": {name: sum(trial.looping for trial in trials) for name, trials in trials_by_set.items()},
+        "differences": listed,
+        "protocol": {
+            "batch": 1,
+            "repeats": chosen.repeats,
+            "max_new_tokens": chosen.max_new_tokens,
+            "temperature": chosen.temperature,
+            "draft": settings.draft.model_dump(mode="json"),
+        },
+    }
+
+
+class _Progress:
+    """Logs one line per finished prompt."""
+
+    def __init__(self, name: str, total: int, log: Callable[[str], None]) -> None:
+        self._name, self._total, self._log, self._done = name, total, log, 0
+
+    def __call__(self, trial: Trial) -> None:
+        self._done += 1
+        speeds = ", ".join(f"{name} {len(run.token_ids) / run.seconds:.0f}" for name, run in trial.answers.items())
+        self._log(f"{self._name} {self._done}/{self._total}, tokens/s: {speeds}")
+
+
+def _geomeans(sets: dict[str, dict[str, Any]], speedup: Callable[[dict[str, Any]], float | None]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for entries in sets.values():
+        for method, entry in entries.items():
+            if value := speedup(entry):
+                values.setdefault(method, []).append(value)
+    return {method: mean for method, found in values.items() if (mean := geomean(found)) is not None}

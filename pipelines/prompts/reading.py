@@ -1,0 +1,111 @@
+"""Prompt sets from files: JSON lines or Parquet, by path, by glob, or built in."""
+
+import glob
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.prompts.prompt import Prompt, parse_row
+from tierspec.errors import SettingError
+
+BUILTIN = ("train", "heldout")
+_SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+def read_prompts(entries: Sequence[str], setting: str) -> list[Prompt]:
+    """All prompts of `entries` in order, with unique sample ids.
+
+    Args:
+        entries: `builtin:train`, `builtin:heldout`, paths or globs.
+        setting: name of the setting that holds `entries`, for messages.
+
+    Raises:
+        SettingError: an entry without a file, an empty file, or a malformed row (with file and line).
+    """
+    prompts: list[Prompt] = []
+    for entry in entries:
+        for path in _paths(entry, setting):
+            found = len(prompts)
+            prompts.extend(_read_file(path))
+            if len(prompts) == found:
+                raise SettingError(f"{setting}: {path} holds no prompts")
+    return _with_unique_ids(prompts)
+
+
+def _paths(entry: str, setting: str) -> list[Path]:
+    if entry.startswith("builtin:"):
+        name = entry.removeprefix("builtin:")
+        if name not in BUILTIN:
+            raise SettingError(
+                f"{setting}: {entry} is unknown, built in are {', '.join(f'builtin:{b}' for b in BUILTIN)}"
+            )
+        return [Path(str(files("tierspec") / "data" / "prompts" / f"{name}.jsonl"))]
+    path = Path(entry).expanduser()
+    if path.is_dir():
+        raise SettingError(f"{setting}: {entry} is a folder; name its files, for example {entry.rstrip('/')}/*.jsonl")
+    paths = [path] if path.exists() else sorted(Path(match) for match in glob.glob(str(path), recursive=True))
+    if not paths:
+        raise SettingError(f"{setting}: {entry} matches no file")
+    for path in paths:
+        if path.suffix not in _SUFFIXES:
+            raise SettingError(f"{setting}: {path} is neither JSON lines nor Parquet ({', '.join(_SUFFIXES)})")
+    return paths
+
+
+def _read_file(path: Path) -> Iterator[Prompt]:
+    try:
+        rows = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
+        for place, row in rows:
+            try:
+                prompt = parse_row(row, path.stem)
+            except ValueError as error:
+                raise SettingError(f"{place}: {error}") from None
+            yield prompt
+    except OSError as error:
+        raise SettingError(f"{path}: {error.strerror or error}") from None
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, object]]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            place = f"{path}:{number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                if text:
+                    yield place, json.loads(text)
+            except UnicodeDecodeError as error:
+                raise SettingError(f"{place}: not UTF-8 at byte {error.start}") from None
+            except (json.JSONDecodeError, RecursionError) as error:
+                reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+                raise SettingError(f"{place}: not one JSON object per line ({reason})") from None
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
+    try:
+        with pq.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path} row {number}", row
+    except pa.ArrowException as error:
+        raise SettingError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
+
+
+def _with_unique_ids(prompts: list[Prompt]) -> list[Prompt]:
+    """Two sets may both number their rows: a repeated id gets its content hash, a repeat of that its count."""
+    seen: set[str] = set()
+    unique: list[Prompt] = []
+    for prompt in prompts:
+        candidate, count = prompt.sample_id, 1
+        while candidate in seen:
+            candidate = f"{prompt.sample_id}-{prompt.content_hash}" + (f"-{count}" if count > 1 else "")
+            count += 1
+        seen.add(candidate)
+        unique.append(replace(prompt, sample_id=candidate))
+    return unique

@@ -1,0 +1,6 @@
+"""Rollouts: the target's own answers, in shards that survive being interrupted."""
+
+from pipelines.rollouts.schema import SCHEMA, read_rollouts
+from pipelines.rollouts.stage import make_rollouts, read_prompt_set
+
+__all__ = ["SCHEMA", "make_rollouts", "read_prompt_set", "read_rollouts"]

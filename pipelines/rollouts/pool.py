@@ -1,0 +1,109 @@
+"""Shards of prompts through a pool of rollout actors, and back to the disk of the driver as each is finished."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+import ray
+from ray.data import ActorPoolStrategy, DataContext
+
+from pipelines.cluster import named_address
+from pipelines.prompts.prompt import Prompt
+from pipelines.rollouts.directory import RolloutDirectory
+from pipelines.rollouts.ledger import BUDGET_SPENT, watched_ledger
+from pipelines.rollouts.plan import RolloutJob
+from pipelines.rollouts.schema import write_shard
+from pipelines.rollouts.worker import RolloutWorker
+from tierspec.config import Settings
+
+_RESTARTS = 3
+
+
+def run_shards(
+    directory: RolloutDirectory,
+    shards: Mapping[int, Sequence[Prompt]],
+    settings: Settings,
+    job: RolloutJob,
+    *,
+    label: str,
+    token_budget: int = 0,
+    stop: Callable[[], bool],
+) -> str:
+    """Answer those of `shards` that are not finished yet; each is written when its last answer is there.
+
+    Adds to `directory.finished`. Ends early, with whole shards, when `stop()` or when the finished shards hold
+    `token_budget` response tokens (0: no limit); answers that are under way by then are finished too.
+
+    Returns: why it ended early, or "".
+    """
+    there = [report for number, report in directory.finished.items() if number in shards]
+    waiting = {number: prompts for number, prompts in shards.items() if number not in directory.finished}
+    budget_left = token_budget - sum(report.tokens for report in there)
+    if token_budget and budget_left <= 0:
+        return BUDGET_SPENT
+    if not waiting:
+        return ""
+    asked = sum(len(prompt.turns) for prompts in shards.values() for prompt in prompts)
+    with watched_ledger(
+        budget_left if token_budget else 0,
+        asked=asked,
+        finished=sum(report.asked for report in there),
+        label=label,
+        stop=stop,
+    ) as ledger:
+        rollouts = _dataset(waiting).map_batches(
+            RolloutWorker,
+            fn_constructor_args=(settings, job, ledger),
+            batch_size=None,
+            batch_format="pyarrow",
+            compute=_pool(settings),
+            **worker_resources(settings, ray.cluster_resources().get("CPU", 1.0)),
+            max_restarts=_RESTARTS,
+            max_task_retries=_RESTARTS,
+        )
+        for batch in rollouts.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+            numbers = batch.column("shard")
+            for number in numbers.unique().to_pylist():
+                outcomes = batch.filter(pa.compute.equal(numbers, number)).drop_columns("shard")
+                directory.finished[number] = write_shard(directory.path, directory.fingerprint, number, outcomes)
+        return ray.get(ledger.totals.remote()).stop_reason
+
+
+def worker_resources(settings: Settings, cluster_cpus: float) -> dict[str, float]:
+    """What one rollout actor reserves.
+
+    On a local Ray all actors together leave one logical CPU to Ray Data; on a cluster each takes its threads.
+    """
+    cpus = float(settings.rollout.threads or 1)
+    if not named_address(settings):
+        share = max(cluster_cpus - 1, 0.5) / settings.rollout.workers
+        cpus = min(cpus, math.floor(share * 100) / 100)
+    return {"num_cpus": cpus, "num_gpus": 1.0 if settings.target.device.startswith("cuda") else 0.0}
+
+
+def _pool(settings: Settings) -> ActorPoolStrategy:
+    """As many shards in work per actor as keep its slots full while old shards wait for their longest answers.
+
+    An answer takes up to about four times the mean length, so the prompts of four slots' worth of shards suffice.
+    """
+    rollout = settings.rollout
+    in_work = math.ceil(4 * rollout.slots / rollout.shard_size) + 2
+    return ActorPoolStrategy(
+        size=rollout.workers, max_tasks_in_flight_per_actor=in_work, max_concurrent_calls_per_actor=in_work
+    )
+
+
+def _dataset(shards: Mapping[int, Sequence[Prompt]]) -> ray.data.Dataset:
+    """One block per shard, so that one call of the worker is one shard."""
+    context = DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    return ray.data.from_arrow(
+        [
+            pa.table({"shard": [number] * len(prompts), "prompt": [json.dumps(prompt.to_json()) for prompt in prompts]})
+            for number, prompts in shards.items()
+        ]
+    )

@@ -1,0 +1,132 @@
+"""The rollout actor: it loads the target once and answers the shards that Ray Data hands it.
+
+Many shards are in work at a time and their prompts pass through one engine in the order of arrival. So the engine stays
+full although each shard waits for its slowest answer; it drains only where the prompts end.
+"""
+
+import asyncio
+import contextlib
+import json
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.prompts.prompt import Prompt, parse_row
+from pipelines.prompts.self_written import TurnOpening, open_user_turn
+from pipelines.rollouts.engine import EngineThread
+from pipelines.rollouts.plan import RolloutJob, seed_of, turn_id
+from pipelines.rollouts.schema import DONE, FAILED, OUTCOME_SCHEMA, SKIPPED
+from tierspec.config import Settings
+from tierspec.errors import SettingError
+from tierspec.models.loading import load_target
+from tierspec.sampling import SamplingParams
+
+TOO_LONG = "longer than the context"
+_REPORT_S = 0.5
+_AHEAD = 4  # conversations begun beyond the engine's slots, so that a freed slot finds a prompt waiting
+
+
+@dataclass
+class _Shard:
+    """A shard is begun or left as a whole, so that stopping leaves no partial ones."""
+
+    begun: bool = False
+
+
+class RolloutWorker:
+    """A class for `Dataset.map_batches`: takes the prompts of a shard, gives the outcome of every turn.
+
+    In: columns `shard` and `prompt` (JSON). Out: OUTCOME_SCHEMA and `shard`; no rows if the shard was not begun.
+    """
+
+    def __init__(self, settings: Settings, job: RolloutJob, ledger: Any) -> None:
+        target, self._job, self._ledger = settings.target, job, ledger
+        self._target = load_target(target.source, dtype=target.dtype, device=target.device, numerics=target.numerics)
+        self._context = min(target.max_context or self._target.config.max_context, self._target.config.max_context)
+        self._opening: TurnOpening | None = None
+        if job.opens_user_turn:
+            self._opening = open_user_turn(self._target.tokenizer, self._target.eos_ids)
+        self._engine = EngineThread(self._target, settings)
+        self._places = asyncio.Semaphore(settings.rollout.slots + _AHEAD)
+        self._name = uuid.uuid4().hex
+        self._answers = self._tokens = 0
+        self._stop_reason = ""
+        self._reporting: asyncio.Task[None] | None = None
+
+    async def __call__(self, batch: pa.Table) -> pa.Table:
+        if self._reporting is None:
+            self._reporting = asyncio.create_task(self._report())
+        shard = _Shard()
+        prompts = [parse_row(json.loads(row), "") for row in batch.column("prompt").to_pylist()]
+        answered = await asyncio.gather(*(self._converse(prompt, shard) for prompt in prompts))
+        outcomes = pa.Table.from_pylist([row for rows in answered for row in rows], schema=OUTCOME_SCHEMA)
+        number = batch.column("shard")[0].as_py()
+        return outcomes.append_column("shard", pa.array([number] * outcomes.num_rows, pa.int64()))
+
+    async def _converse(self, prompt: Prompt, shard: _Shard) -> list[dict[str, Any]]:
+        """The outcome of each turn; a turn that cannot be answered takes those after it along."""
+        async with self._places:
+            if self._stop_reason and not shard.begun:
+                return []
+            shard.begun = True
+            messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+            rows: list[dict[str, Any]] = []
+            outcome, reason = DONE, ""
+            for number, turn in enumerate(prompt.turns):
+                row = self._blank_row(prompt, number)
+                if outcome == DONE:
+                    messages.append({"role": "user", "content": turn})
+                    try:
+                        outcome, reason = await self._answer(messages, row)
+                    except SettingError as error:
+                        outcome, reason = FAILED, str(error)
+                rows.append(row | {"outcome": outcome, "reason": reason})
+                if outcome == DONE:
+                    text = self._target.tokenizer.decode(row["response_ids"], skip_special_tokens=True)
+                    messages.append({"role": "assistant", "content": text})
+                    self._tokens += len(row["response_ids"])
+                self._answers += 1
+            return rows
+
+    async def _answer(self, messages: list[dict[str, str]], row: dict[str, Any]) -> tuple[str, str]:
+        job = self._job
+        opening = self._opening
+        prompt_ids = list(opening.token_ids) if opening else self._target.encode_chat(messages)
+        room = self._context - len(prompt_ids)
+        if room < 1:
+            return SKIPPED, f"{TOO_LONG} ({len(prompt_ids)} of {self._context} tokens)"
+        sampling = SamplingParams(
+            max_new_tokens=min(job.max_new_tokens, room),
+            temperature=job.temperature,
+            top_p=job.top_p,
+            top_k=job.top_k,
+            seed=row["seed"],
+            stop_token_ids=opening.stop_token_ids if opening else (),
+        )
+        answer = await asyncio.wrap_future(self._engine.submit(prompt_ids, sampling))
+        row.update(prompt_ids=prompt_ids, response_ids=answer.token_ids, finish_reason=answer.finish_reason)
+        return DONE, ""
+
+    def _blank_row(self, prompt: Prompt, turn: int) -> dict[str, Any]:
+        sample_id = turn_id(prompt.sample_id, turn)
+        return {
+            "sample_id": sample_id,
+            "source": prompt.source,
+            "prompt_ids": [],
+            "response_ids": [],
+            "finish_reason": "",
+            "temperature": self._job.temperature,
+            "seed": seed_of(self._job.seed, sample_id),
+            "target": self._target.source,
+            "template_hash": self._target.template_hash,
+        }
+
+    async def _report(self) -> None:
+        """Tell the ledger how far this worker is; ends with the actor, or with the ledger."""
+        with contextlib.suppress(Exception):
+            while True:
+                totals = await self._ledger.report.remote(self._name, self._answers, self._tokens)
+                self._stop_reason = totals.stop_reason
+                await asyncio.sleep(_REPORT_S)

@@ -1,0 +1,136 @@
+"""A sequence: the one owner of what is true about a request. Every cache of every tier can be rebuilt from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from tierspec.config import DraftSettings, SuffixSettings
+from tierspec.decoding.prefix_hash import PrefixHash
+from tierspec.decoding.stats import DecodingStats
+from tierspec.decoding.stopping import OutputEnd
+from tierspec.errors import SettingError
+from tierspec.sampling import SamplingParams, draw_seed
+
+DraftSourceName = Literal["auto", "suffix", "neural", "none"]
+_DEFAULTS = DraftSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """Where a sequence's drafts come from.
+
+    `auto` takes the suffix cache's draft where at least `match_length` tokens matched, else the neural drafter's
+    (TensorRT-LLM's rule, hvd.md 7.1). `max_tokens` is the neural drafter's limit, `suffix.max_tokens` the cache's.
+    """
+
+    source: DraftSourceName = "auto"
+    max_tokens: int = _DEFAULTS.max_tokens
+    match_length: int = _DEFAULTS.match_length
+    suffix: SuffixSettings = _DEFAULTS.suffix
+
+    @classmethod
+    def from_settings(cls, settings: DraftSettings) -> DraftOptions:
+        return cls(settings.source, settings.max_tokens, settings.match_length, settings.suffix)
+
+    def validate(self) -> None:
+        """Raises SettingError naming the field that is out of range."""
+        if self.source not in get_args(DraftSourceName):
+            raise SettingError(f"draft.source: must be one of auto, suffix, neural, none, not {self.source!r}")
+        least = (
+            ("max_tokens", self.max_tokens, 1),
+            ("match_length", self.match_length, 1),
+            ("suffix.max_depth", self.suffix.max_depth, 2),
+        )
+        for name, value, minimum in least:
+            if value < minimum:
+                raise SettingError(f"draft.{name}: must be at least {minimum}, not {value}")
+
+
+class Sequence:
+    """Prompt, output and sampling key of one request, and how far it is.
+
+    `token_ids` are the committed tokens, prompt first; a position is an index into them. `provisional` holds tokens
+    that a staged policy wrote ahead; strict verification leaves it empty. Only committed tokens are streamed,
+    stop-matched, counted or shared. `finish_reason` is None until the end: stop, length or abort.
+    """
+
+    __slots__ = (
+        "_hash",
+        "arrival",
+        "draft",
+        "end",
+        "finish_reason",
+        "id",
+        "policy",
+        "prompt_length",
+        "provisional",
+        "row_sampling",
+        "sampling",
+        "stats",
+        "token_ids",
+        "wants_text",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        prompt_ids: Ids[int],
+        sampling: SamplingParams,
+        draft: DraftOptions | None = None,
+        policy: str = "strict",
+        arrival: float | None = None,
+        *,
+        wants_text: bool = True,
+    ) -> None:
+        """A missing seed is drawn here and kept. `wants_text` asks for text with every block, not only token ids.
+
+        Raises:
+            SettingError: a sampling or draft field is out of range, or the prompt is empty.
+        """
+        sampling.validate()
+        self.draft = draft or DraftOptions()
+        self.draft.validate()
+        if not prompt_ids:
+            raise SettingError("prompt: holds no tokens")
+        self.id = id
+        self.sampling = sampling if sampling.seed is not None else replace(sampling, seed=draw_seed())
+        self.row_sampling = self.sampling.row()
+        self.policy = policy
+        self.arrival = time.monotonic() if arrival is None else arrival
+        self.wants_text = wants_text or bool(sampling.stop)
+        self.token_ids = list(prompt_ids)
+        self.provisional: list[int] = []
+        self.prompt_length = len(self.token_ids)
+        self.finish_reason: str | None = None
+        self.end: OutputEnd | None = None  # set by the engine that knows the tokenizer
+        self.stats = DecodingStats()
+        self._hash = PrefixHash()
+        self._hash.extend(self.token_ids)
+
+    def __len__(self) -> int:
+        """Committed tokens, prompt included."""
+        return len(self.token_ids)
+
+    @property
+    def output_ids(self) -> list[int]:
+        """The committed tokens behind the prompt."""
+        return self.token_ids[self.prompt_length :]
+
+    @property
+    def room(self) -> int:
+        """Tokens that `max_new_tokens` leaves."""
+        return self.sampling.max_new_tokens - (len(self.token_ids) - self.prompt_length)
+
+    def prefix_hash(self, length: int) -> int:
+        """Hash of the first `length` committed tokens."""
+        value = self._hash.at(length)
+        assert value is not None
+        return value
+
+    def commit(self, token_ids: Ids[int]) -> None:
+        """Appends tokens for good."""
+        self.token_ids.extend(token_ids)
+        self._hash.extend(token_ids)

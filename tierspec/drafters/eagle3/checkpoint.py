@@ -1,0 +1,135 @@
+"""EAGLE-3 checkpoints: ``config.json`` and ``model.safetensors`` with the tensor names that engines use (formats.md A2).
+
+The embedding is the target's and not stored; the verification head rides along under ``verification_head.``.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tierspec.drafters.eagle3.config import FAMILY, Eagle3Config
+from tierspec.drafters.eagle3.inference import Eagle3Drafter
+from tierspec.drafters.eagle3.vocabulary import DraftVocabulary
+from tierspec.errors import ArtifactError
+from tierspec.models import Target
+
+WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+_HEAD_PREFIX = "verification_head."
+
+
+def tensor_shapes(c: Eagle3Config) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every float tensor of the drafter itself."""
+    d, q, kv = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    layer = {
+        "input_layernorm": (d,),
+        "hidden_norm": (d,),
+        "post_attention_layernorm": (d,),
+        "self_attn.q_proj": (q, 2 * d),
+        "self_attn.k_proj": (kv, 2 * d),
+        "self_attn.v_proj": (kv, 2 * d),
+        "self_attn.o_proj": (d, q),
+        "mlp.gate_proj": (c.intermediate_size, d),
+        "mlp.up_proj": (c.intermediate_size, d),
+        "mlp.down_proj": (d, c.intermediate_size),
+    }
+    return {
+        "fc.weight": (d, c.feature_size),
+        **{f"layers.0.{name}.weight": shape for name, shape in layer.items()},
+        "norm.weight": (d,),
+        "lm_head.weight": (c.draft_vocab_size, d),
+    }
+
+
+def embedding_sha256(embedding: Tensor) -> str:
+    """Identity of a target's embedding [V, D]: SHA-256 of its bytes in bf16, whatever dtype it is loaded in."""
+    data = embedding.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy()
+    return hashlib.sha256(data).hexdigest()
+
+
+def save_eagle3(
+    directory: Path,
+    config: Eagle3Config,
+    weights: Mapping[str, Tensor],
+    vocabulary: DraftVocabulary,
+    verification_head: Mapping[str, Tensor] | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Writes both files into an existing directory; weights in `dtype`."""
+    head = {f"{_HEAD_PREFIX}{name}": tensor for name, tensor in (verification_head or {}).items()}
+    tensors = {name: _plain(tensor, dtype) for name, tensor in {**weights, **head}.items()}
+    tensors |= {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
+    save_file(tensors, str(directory / WEIGHTS_FILE), metadata={"format": "pt"})
+    (directory / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
+
+
+def read_eagle3(directory: Path) -> tuple[Eagle3Config, dict[str, Tensor], DraftVocabulary, dict[str, Tensor]]:
+    """Config, drafter weights, vocabulary and verification head (empty if none was saved).
+
+    Raises:
+        ArtifactError: a file is missing or corrupt; a tensor is missing, unknown, of the wrong shape or not finite; the
+            vocabulary maps disagree.
+    """
+    config = Eagle3Config.from_dict(read_drafter_config(directory), directory / CONFIG_FILE)
+    path = directory / WEIGHTS_FILE
+    try:
+        tensors = load_file(str(path))
+    except (SafetensorError, OSError) as error:
+        raise ArtifactError(f"{path} is missing, corrupt or truncated ({error})") from None
+    head = {n.removeprefix(_HEAD_PREFIX): tensors.pop(n) for n in list(tensors) if n.startswith(_HEAD_PREFIX)}
+    shapes = tensor_shapes(config) | {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}
+    for name in sorted(shapes.keys() ^ tensors.keys()):
+        raise ArtifactError(f"{path}: tensor {name} is {'missing' if name in shapes else 'unknown'}")
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != shape:
+            raise ArtifactError(f"{path}: tensor {name} has shape {list(tensors[name].shape)}, not {list(shape)}")
+        if not torch.isfinite(tensors[name]).all():
+            raise ArtifactError(f"{path}: tensor {name} is not finite")
+    try:
+        vocabulary = DraftVocabulary.from_maps(tensors.pop("d2t"), tensors.pop("t2d"))
+    except ValueError as error:
+        raise ArtifactError(f"{path}: {error}") from None
+    return config, tensors, vocabulary, head
+
+
+def load_eagle3(directory: Path, target: Target) -> Eagle3Drafter:
+    """The drafter, packed for inference with `target`. ArtifactError also if it was trained for another target."""
+    config, weights, vocabulary, _ = read_eagle3(directory)
+    check_target(config, target, directory)
+    return Eagle3Drafter(config, weights, vocabulary, target.decoder)
+
+
+def check_target(config: Eagle3Config, target: Target, directory: Path) -> None:
+    """ArtifactError if the drafter was trained for a target with another embedding."""
+    embedding = target.decoder.embedding
+    if tuple(embedding.shape) != (config.vocab_size, config.target_hidden_size) or (
+        embedding_sha256(embedding) != config.embedding_sha256
+    ):
+        raise ArtifactError(f"{directory}: this drafter was trained for {config.target}, not for {target.source}")
+
+
+def read_drafter_config(directory: Path) -> dict[str, Any]:
+    """A drafter's ``config.json`` of any family. ArtifactError if it is missing or malformed."""
+    path = directory / CONFIG_FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ArtifactError(f"no drafter in {directory}: cannot read {CONFIG_FILE} ({error.strerror})") from None
+    except ValueError as error:
+        raise ArtifactError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(values, dict) or "family" not in values:
+        raise ArtifactError(f"{path} does not describe a drafter: it has no field family")
+    return values
+
+
+def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.detach().to("cpu", dtype).contiguous().clone()
+
+
+__all__ = ["FAMILY", "check_target", "load_eagle3", "read_eagle3", "save_eagle3"]

@@ -1,0 +1,128 @@
+"""`vat_loss` without the logits of all rows: whole blocks are processed chunk by chunk, gradients included.
+
+The factors of the cross-entropies are constants of the gradient, so the gradient with respect to a chunk's logits is
+known in closed form: soft (q - p) + hard (q - onehot). The forward pass turns it into gradients of the drafter's hidden
+states and head at once: logits are computed once and never kept.
+Legend: N blocks, K positions, M = N K rows, R teacher rows, C draft vocabulary, D and E hidden sizes of both models.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tierspec.config import ObjectiveSettings
+from tierspec.training.monitors import Monitors
+from tierspec.training.objective import head_loss, normaliser, simulate
+
+
+@dataclass(frozen=True)
+class TeacherRows:
+    """The target's view of the blocks; its hidden states are shared by all blocks that look at the same position.
+
+    hidden [R, E], post-final-norm; rows int64 [N, K], the one that predicts each position; top_columns and
+    label_columns int64 [N, K], draft columns of the target's choice among all its tokens and of the corpus token (-1:
+    outside the draft vocabulary); head [C, E], the target's frozen head at the draft vocabulary.
+    """
+
+    hidden: Tensor
+    rows: Tensor
+    top_columns: Tensor
+    label_columns: Tensor
+    head: Tensor
+
+    def probabilities(self, blocks: slice) -> Tensor:
+        """The target's distribution, renormalised on the draft vocabulary, for every row of the blocks: [M, C]."""
+        distinct, inverse = torch.unique(self.rows[blocks], return_inverse=True)
+        return _logits(self.hidden[distinct], self.head).softmax(-1)[inverse.flatten()]
+
+
+def _logits(hidden: Tensor, head: Tensor) -> Tensor:
+    logits = F.linear(hidden, head)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+class _TokenLoss(torch.autograd.Function):
+    """(weighted sum of all cross-entropies, then without gradient: soft [N, K], hard [N, K], draft columns [N, K])."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        teacher: TeacherRows,
+        valid: Tensor,
+        settings: ObjectiveSettings,
+        blocks_per_chunk: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dtype = teacher.head.dtype
+        cast_weight = weight.to(dtype)
+        grad_hidden, grad_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
+        loss = weight.new_zeros(())
+        rows = []
+        for start in range(0, hidden.shape[0], blocks_per_chunk):
+            blocks = slice(start, start + blocks_per_chunk)
+            x_MD = hidden[blocks].flatten(0, 1).to(dtype)
+            logits_MC = _logits(x_MD, cast_weight)
+            top_M, draft_M = logits_MC.max(-1)
+            p_MC = teacher.probabilities(blocks)
+            label_M1 = teacher.label_columns[blocks].reshape(-1, 1)
+            cross_p_M = torch.linalg.vecdot(p_MC, logits_MC)
+            at_label_M = logits_MC.gather(-1, label_M1.clamp_min(0))[:, 0]
+            q_MC = logits_MC.softmax(-1)
+            log_sum_M = top_M - q_MC.gather(-1, draft_M[:, None])[:, 0].log()
+            soft_M, hard_M = log_sum_M - cross_p_M, log_sum_M - at_label_M
+
+            factors = simulate(
+                draft_M.view_as(valid[blocks]),
+                teacher.top_columns[blocks],
+                teacher.label_columns[blocks],
+                valid[blocks],
+                settings,
+            )
+            w_soft_M1, w_hard_M1 = factors.soft.reshape(-1, 1), factors.hard.reshape(-1, 1)
+            loss += (w_soft_M1[:, 0] * soft_M + w_hard_M1[:, 0] * hard_M).sum()
+            grad_MC = q_MC.mul_(w_soft_M1 + w_hard_M1).sub_(p_MC.mul_(w_soft_M1))
+            grad_MC.scatter_add_(-1, label_M1.clamp_min(0), -w_hard_M1.to(grad_MC.dtype))
+            grad_MC = grad_MC.to(dtype)
+            grad_hidden[blocks] = (grad_MC @ cast_weight).view_as(grad_hidden[blocks])
+            grad_weight += grad_MC.T @ x_MD
+            rows.append((soft_M, hard_M, draft_M))
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        soft, hard, draft = (torch.cat(parts).view_as(valid) for parts in zip(*rows, strict=True))
+        ctx.mark_non_differentiable(soft, hard, draft)
+        return loss, soft, hard, draft
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad * grad_hidden, grad * grad_weight, None, None, None, None
+
+
+def chunked_vat_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    survival_logits: Tensor,
+    teacher: TeacherRows,
+    valid: Tensor,
+    settings: ObjectiveSettings,
+    *,
+    blocks_per_chunk: int = 64,
+    divisor: Tensor | float | None = None,
+) -> tuple[Tensor, Monitors]:
+    """`vat_loss` from the states before the heads; matrix products run in the dtype of `teacher.head`.
+
+    hidden [N, K, D], input of the drafter's head `weight` [C, D]; survival_logits [N, K]; valid bool [N, K]. The sum
+    over blocks is divided by `divisor`, given when the blocks are only a part of a step; None: `normaliser` of these
+    blocks. Returns the scalar loss and the monitors. Blocks that look at the same teacher rows belong side by side.
+    """
+    valid = valid.cumprod(-1).bool()
+    loss, soft, hard, draft = _TokenLoss.apply(hidden, weight, teacher, valid, settings, blocks_per_chunk)
+    coefficients = simulate(draft, teacher.top_columns, teacher.label_columns, valid, settings)
+    head, head_rows = head_loss(survival_logits, coefficients)
+    monitors = Monitors.of_blocks(coefficients, valid, soft, hard, head_rows, survival_logits.detach())
+    return (loss + head) / (normaliser(valid, settings) if divisor is None else divisor), monitors

@@ -1,0 +1,90 @@
+"""What a training run watches about the objective (vat.md 6): sums that add over chunks, micro-batches and ranks."""
+
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from tierspec.training.objective import Coefficients
+
+NAMES = ("valid", "survived", "late", "soft_count", "soft", "hard_count", "hard", "head", "pairs", "ordered_pairs")
+
+
+class Monitors:
+    """Sums per draft position, float64 [len(NAMES), K], detached.
+
+    soft, hard and head are cross-entropies in nats; pairs and ordered_pairs count (survivor, non-survivor) pairs of one
+    batch and those the head ranks correctly, from which its AUC follows.
+    """
+
+    def __init__(self, sums: Tensor) -> None:
+        self.sums = sums
+
+    @classmethod
+    @torch.no_grad()
+    def of_blocks(
+        cls,
+        coefficients: "Coefficients",
+        valid: Tensor,
+        soft: Tensor,
+        hard: Tensor,
+        head: Tensor,
+        survival_logits: Tensor,
+    ) -> Self:
+        """Every argument [..., K]; `coefficients` as `objective.simulate` returns them."""
+        valid = valid.cumprod(-1).bool()
+        soft_on, hard_on = coefficients.soft > 0, coefficients.hard > 0
+        rows = (
+            valid,
+            coefficients.survived,
+            coefficients.late,
+            soft_on,
+            soft * soft_on,
+            hard_on,
+            hard * hard_on,
+            head * valid,
+        )
+        depth = valid.shape[-1]
+        sums = [row.double().reshape(-1, depth).sum(0) for row in rows]
+        ranking = [
+            _ordered_pairs(scores[mask], labels[mask])
+            for scores, labels, mask in zip(
+                *(t.reshape(-1, depth).unbind(-1) for t in (survival_logits, coefficients.survived, valid)), strict=True
+            )
+        ]
+        return cls(torch.stack([*sums, *torch.stack(ranking, -1)]))
+
+    def __add__(self, other: "Monitors") -> "Monitors":
+        return Monitors(self.sums + other.sums)
+
+    def scalars(self) -> dict[str, float]:
+        """Means for a log. accept_len counts the bonus token (glossary); `name/k` is draft position k, 1-based;
+        accepted/k = P(position k survives | reached), the rest are means over positions where the term exists."""
+        sums = dict(zip(NAMES, self.sums.tolist(), strict=True))
+        blocks = max(sums["valid"][0], 1.0)
+        scalars = {"accept_len": 1.0 + sum(sums["survived"]) / blocks, "late_matches": sum(sums["late"]) / blocks}
+        reached = [sums["valid"][0], *sums["survived"][:-1]]
+        for name, counts, totals in (
+            ("accepted", reached, sums["survived"]),
+            ("survived", sums["valid"], sums["survived"]),
+            ("soft", sums["soft_count"], sums["soft"]),
+            ("hard", sums["hard_count"], sums["hard"]),
+            ("head_bce", sums["valid"], sums["head"]),
+            ("head_auc", sums["pairs"], sums["ordered_pairs"]),
+        ):
+            scalars |= {
+                f"{name}/{k}": total / count
+                for k, (total, count) in enumerate(zip(totals, counts, strict=True), start=1)
+                if count
+            }
+        return scalars
+
+
+def _ordered_pairs(scores: Tensor, labels: Tensor) -> Tensor:
+    """(number of pairs of a true and a false label, those where the true one scores higher; a tie is half)."""
+    negatives = scores[~labels].sort().values
+    positives = scores[labels].contiguous()
+    below = torch.searchsorted(negatives, positives) + torch.searchsorted(negatives, positives, right=True)
+    pairs = torch.tensor(float(positives.numel() * negatives.numel()), dtype=torch.float64, device=scores.device)
+    return torch.stack([pairs, below.sum().double() / 2])

@@ -1,0 +1,126 @@
+"""The VAT objective (arXiv 2608.30135 sections 4.2 to 4.4) on blocks of K draft positions.
+
+Per block: sum_k w_k (soft_k + hard_k) + beta * mean_k BCE_k. Blocks with a valid position are averaged and the whole
+is divided by the sum of the base schedule, so that gradient norms stay comparable between weightings (our choice, vat.md
+6.4). Where the target's choice is outside a pruned draft vocabulary, the position is rejected, its soft loss is masked
+and its head loss kept; the hard loss is masked where the corpus token is outside (our choice, vat.md 6.2).
+Legend: N blocks, K positions, V target vocabulary, C draft vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tierspec.config import ObjectiveSettings
+from tierspec.training.monitors import Monitors
+from tierspec.training.simulation import first_rejection, survival
+
+
+def base_schedule(settings: ObjectiveSettings, depth: int) -> Tensor:
+    """Position weights w_1..w_K before any adaptation, float32 [K]; w_1 = 1."""
+    decay = 1.0 if settings.weighting == "uniform" else settings.decay
+    return decay ** torch.arange(depth, dtype=torch.float32)
+
+
+def adaptive_weights(first_rejection: Tensor, base: Tensor) -> Tensor:
+    """Weight 1 through the first rejection, then the base schedule from its start (arXiv 2608.30135 section 4.3).
+
+    first_rejection: int64 [...], 1-based, K + 1 if none; base: [K] with base[0] = 1. Returns [..., K], dtype of base.
+    """
+    positions = torch.arange(1, base.shape[0] + 1, device=base.device)
+    return base[(positions - first_rejection[..., None]).clamp_min(0)]
+
+
+def columns_of(ids: Tensor, target_ids: Tensor | None, vocab_size: int) -> Tensor:
+    """Draft column of each target id, -1 where the draft vocabulary lacks it; None is the full vocabulary."""
+    if target_ids is None:
+        return ids
+    column = torch.full((vocab_size,), -1, dtype=torch.int64, device=ids.device)
+    column[target_ids] = torch.arange(target_ids.shape[0], device=ids.device)
+    return column[ids]
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Outcome of the simulated verification as constants of the loss, every field [..., K].
+
+    survived: bool, the head's label; late: bool, a match after the first rejection; soft, hard, head: factor of each
+    position's cross-entropies in the block's loss.
+    """
+
+    survived: Tensor
+    late: Tensor
+    soft: Tensor
+    hard: Tensor
+    head: Tensor
+
+
+@torch.no_grad()
+def simulate(
+    draft_columns: Tensor, top_columns: Tensor, label_columns: Tensor, valid: Tensor, settings: ObjectiveSettings
+) -> Coefficients:
+    """Greedy verification of the drafter's own choices and the loss factors that follow from it.
+
+    draft_columns, top_columns, label_columns: int64 [..., K], draft columns of the drafter's choice, of the target's
+    choice and of the corpus token (-1: outside the draft vocabulary); valid: bool [..., K].
+    """
+    valid = valid.cumprod(-1).bool()
+    accepted = draft_columns == top_columns
+    survived = survival(accepted, valid)
+    base = base_schedule(settings, valid.shape[-1]).to(valid.device)
+    weights = adaptive_weights(first_rejection(accepted, valid), base) if settings.weighting == "adaptive" else base
+    length = valid.sum(-1, keepdim=True).clamp_min(1)
+    beta = settings.head_beta if settings.head else 0.0
+    return Coefficients(
+        survived=survived,
+        late=accepted & valid & ~survived,
+        soft=weights * (valid & (top_columns >= 0)) * float(settings.soft),
+        hard=weights * (valid & (label_columns >= 0)) * float(settings.hard),
+        head=valid * (beta / length),
+    )
+
+
+def head_loss(survival_logits: Tensor, coefficients: Coefficients) -> tuple[Tensor, Tensor]:
+    """Binary cross-entropy of the verification head: its weighted sum over all blocks, and per position [..., K]."""
+    loss = F.binary_cross_entropy_with_logits(
+        survival_logits, coefficients.survived.to(survival_logits.dtype), reduction="none"
+    )
+    return (coefficients.head * loss).sum(), loss.detach()
+
+
+def normaliser(valid: Tensor, settings: ObjectiveSettings) -> Tensor:
+    """What the sum over blocks is divided by: blocks with a valid position (at least 1) times the base schedule's sum."""
+    return valid[..., 0].sum().clamp_min(1) * base_schedule(settings, valid.shape[-1]).sum().to(valid.device)
+
+
+def vat_loss(
+    draft_logits: Tensor,
+    target_logits: Tensor,
+    labels: Tensor,
+    survival_logits: Tensor,
+    valid: Tensor,
+    settings: ObjectiveSettings,
+    *,
+    target_ids: Tensor | None = None,
+) -> tuple[Tensor, Monitors]:
+    """The objective from full logits; training uses the equal `chunked_vat_loss`.
+
+    draft_logits [..., K, C]; target_logits [..., K, V], the target's prediction of the same position; labels int64
+    [..., K], corpus tokens; survival_logits [..., K]; valid bool [..., K]; target_ids int64 [C], the target id of every
+    draft column, ascending (None: C = V). Returns the scalar loss and the monitors of vat.md 6.
+    """
+    vocab_size = target_logits.shape[-1]
+    top_columns = columns_of(target_logits.argmax(-1), target_ids, vocab_size)
+    label_columns = columns_of(labels, target_ids, vocab_size)
+    teacher = target_logits if target_ids is None else target_logits[..., target_ids]
+    coefficients = simulate(draft_logits.argmax(-1), top_columns, label_columns, valid, settings)
+
+    log_q = draft_logits.log_softmax(-1)
+    soft = -(teacher.detach().softmax(-1) * log_q).sum(-1)
+    hard = -log_q.gather(-1, label_columns.clamp_min(0)[..., None])[..., 0]
+    head, head_rows = head_loss(survival_logits, coefficients)
+    total = (coefficients.soft * soft + coefficients.hard * hard).sum() + head
+    monitors = Monitors.of_blocks(coefficients, valid, soft.detach(), hard.detach(), head_rows, survival_logits)
+    return total / normaliser(valid, settings), monitors
