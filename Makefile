@@ -1,6 +1,6 @@
 # Everything a fresh machine needs is made on the way: `make demo` and `make test` set themselves up.
 #   TORCH_SPEC  which torch, e.g. TORCH_SPEC=torch==2.13.0+cpu
-#   PIP_ARGS    passed to pip, e.g. PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+#   PIP_ARGS    passed to pip, e.g. PIP_ARGS="--extra-index-url ..." for a CPU build of torch
 
 PYTHON     ?= python3
 TORCH_SPEC ?= torch==2.13.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import os
 import re
 import socket
@@ -16,10 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ray import serve
-from ray.serve import Application
+from ray.serve import Application, Deployment
 from ray.serve.config import HTTPOptions, ProxyLocation
+from ray.serve.schema import LoggingConfig
 
 from actors.cell import Cell
 from actors.ingress import Ingress, key_digest
@@ -31,6 +34,7 @@ from tierspec.models.loading import resolve_source
 
 APPLICATION = "tierspec"
 HEALTH_POLL_S = 0.2
+DRAIN_POLL_S = 0.2
 HEALTH_TIMEOUT_S = 15.0
 SPARE_REQUESTS = 16
 """A cell refuses generations over its capacity itself, with 429; what Serve lets in beyond is health and metrics."""
@@ -83,26 +87,28 @@ def build_application(settings: Settings) -> Application:
     drafter = drafter_directory(settings)
     placement = place_cell(settings, has_drafter=drafter is not None)
     capacity = settings.decoding.max_running + settings.serve.max_queue
-    bundles = {"placement_group_bundles": placement.bundles, "placement_group_strategy": "PACK"}
-    cell = serve.deployment(Cell).options(
+    bundles: dict[str, Any] = {"placement_group_bundles": placement.bundles, "placement_group_strategy": "PACK"}
+    cell = _deployment(Cell).options(
         name="cell",
         num_replicas=settings.serve.replicas,
         ray_actor_options={"num_cpus": placement.cell["CPU"], "num_gpus": placement.cell.get("GPU", 0)},
         max_ongoing_requests=capacity + SPARE_REQUESTS,
         graceful_shutdown_timeout_s=settings.serve.drain_s,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         health_check_timeout_s=settings.serve.tier_timeout_s,
         max_constructor_retry_count=1,
         **(bundles if placement.bundles else {}),
     )
-    ingress = serve.deployment(serve.ingress()(Ingress)).options(
+    ingress = _deployment(serve.ingress()(Ingress)).options(
         name="ingress",
         num_replicas=1,
         ray_actor_options={"num_cpus": settings.serve.ingress_cpus},
         max_ongoing_requests=2 * settings.serve.replicas * capacity + SPARE_REQUESTS,
         graceful_shutdown_timeout_s=settings.serve.drain_s,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
     )
     key = _api_key(settings)
-    cells = cell.bind(settings, None if drafter is None else str(drafter), placement)
+    cells = cell.bind(_found_anywhere(settings), None if drafter is None else str(drafter), placement)
     return ingress.bind(cells, settings, None if key is None else key_digest(key))
 
 
@@ -115,11 +121,13 @@ def endpoint(settings: Settings) -> Iterator[Endpoint]:
     """
     if serve.status().proxies:
         raise SettingError("ray.address: this cluster already runs Ray Serve; stop that first (serve shutdown)")
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     http = HTTPOptions(host=settings.serve.host, port=settings.serve.port)
-    serve.start(proxy_location=ProxyLocation.HeadOnly, http_options=http)
+    quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
+    serve.start(proxy_location=ProxyLocation.HeadOnly, http_options=http, logging_config=quiet)
     try:
         try:
-            serve.run(build_application(settings), name=APPLICATION, route_prefix="/")
+            serve.run(build_application(settings), name=APPLICATION, route_prefix="/", logging_config=quiet)
         except RuntimeError as error:
             raise _named(error) from error
         url = _url(settings.serve.host, settings.serve.port)
@@ -128,6 +136,20 @@ def endpoint(settings: Settings) -> Iterator[Endpoint]:
     finally:
         serve.delete(APPLICATION)
         serve.shutdown()
+
+
+def _found_anywhere(settings: Settings) -> Settings:
+    """Settings whose target, if a local directory, is found from any process's working directory."""
+    path = Path(settings.target.source).expanduser()
+    if not path.is_dir():
+        return settings
+    target = settings.target.model_copy(update={"source": str(path.resolve())})
+    return settings.model_copy(update={"target": target})
+
+
+def _deployment(kind: type) -> Deployment:
+    made: Any = serve.deployment(kind)
+    return made
 
 
 def _api_key(settings: Settings) -> str | None:
@@ -198,6 +220,8 @@ def _wait_until_healthy(url: str, timeout_s: float) -> None:
 
 
 def _named(error: RuntimeError) -> Exception:
-    """What a cell's constructor found wrong; Serve passes it on only as the text of a traceback."""
-    found = re.findall(rf"{SettingError.__module__}\.(?:SettingError|ArtifactError): (.+)", str(error))
+    """What a cell's constructor found wrong; Serve keeps it only as the text of a traceback."""
+    applications = serve.status().applications.values()
+    texts = [str(error), *(cell.message for application in applications for cell in application.deployments.values())]
+    found = re.findall(rf"{SettingError.__module__}\.(?:SettingError|ArtifactError): (.+)", "\n".join(texts))
     return SettingError(found[-1].strip()) if found else error

@@ -13,8 +13,8 @@ from typing import Protocol
 from prometheus_client.metrics_core import Metric
 
 from actors.openai_errors import ApiError
-from actors.openai_protocol import DraftSource, Generation, Prompt
-from tierspec.decoding.stats import DecodingStats
+from actors.openai_protocol import DraftSource, GenerationRequest, Prompt
+from tierspec.decoding import DecodingStats
 from tierspec.sampling import SamplingParams
 
 
@@ -29,7 +29,7 @@ class CellRequest:
     draft_source: DraftSource
 
     @classmethod
-    def of(cls, generation: Generation, index: int) -> CellRequest:
+    def of(cls, generation: GenerationRequest, index: int) -> CellRequest:
         prompt, sampling = generation.choice(index)
         return cls(prompt, sampling, generation.max_tokens is not None, generation.policy, generation.draft_source)
 
@@ -68,16 +68,23 @@ CellEvent = Admitted | Block | Finished | Failed
 
 
 @dataclass(frozen=True)
+class TierStatus:
+    """`ready` is false while a lost tier is being started again; `pid` is its process."""
+
+    ready: bool
+    pid: int
+    threads: int
+
+
+@dataclass(frozen=True)
 class CellDescription:
     """What a cell serves, as `/v1/models` and `/health` tell it. `drafter` None: no neural drafter."""
 
-    model: str
     max_context: int
     created: int
     drafter: str | None
     placement: str
-    tiers_ready: dict[str, bool]
-    threads: dict[str, int]
+    tiers: dict[str, TierStatus]
 
 
 class Cells(Protocol):

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import ray
 import torch
-from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from tierspec.decoding import ChannelLost, TierMessage, TierReply
@@ -51,19 +50,19 @@ class InprocChannel:
 class ActorChannel:
     """A tier in a Ray actor, by plain actor calls. An answer that takes longer than `timeout_s` counts as a loss.
 
-    What arrives may be backed by Ray's read-only memory; `DrafterTier` and the engine copy what they keep.
+    Tensors arrive as copies of their own: torch's pickling does not share Ray's read-only memory.
     """
 
     kind = "actor"
 
-    def __init__(self, name: str, actor: ActorHandle[Any], timeout_s: float) -> None:
+    def __init__(self, name: str, actor: Any, timeout_s: float) -> None:
         self.name = name
         self._actor = actor
         self._timeout_s = timeout_s
 
     async def call(self, message: TierMessage) -> TierReply:
         try:
-            answer = self._actor.handle.remote(message).future()
+            answer: Future[TierReply] = self._actor.handle.remote(message).future()
         except RayError as error:
             raise ChannelLost(f"{self.name}: {_first_line(error)}") from error
         return await _outcome(self.name, answer, self._timeout_s)

@@ -11,6 +11,8 @@ import hmac
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -97,6 +99,10 @@ def build_app(
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
 
+    async def card() -> dict[str, object]:
+        cell = await cells.describe()
+        return model_card(model, cell.created, cell.max_context)
+
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await answer(ChatBody, request)
@@ -107,13 +113,13 @@ def build_app(
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:
-        return {"object": "list", "data": [_card(await cells.describe())]}
+        return {"object": "list", "data": [await card()]}
 
     @app.get("/v1/models/{name:path}")
     async def model_by_name(name: str) -> dict[str, object]:
         if name != model:
             raise model_not_found(name, model)
-        return _card(await cells.describe())
+        return await card()
 
     @app.get("/health")
     async def health() -> Response:
@@ -122,9 +128,14 @@ def build_app(
         except Exception as error:
             logger.warning("no cell answers: %r", error)
             return JSONResponse({"status": "no cell answers"}, 503)
-        ready = cell.tiers_ready.get("verifier", False)
-        body = {"status": "ok" if ready else "verifier is starting", "model": cell.model, "drafter": cell.drafter}
-        body |= {"placement": cell.placement, "tiers": cell.tiers_ready, "threads": cell.threads}
+        ready = cell.tiers["verifier"].ready
+        body = {
+            "status": "ok" if ready else "the verifier is starting",
+            "model": model,
+            "drafter": cell.drafter,
+            "placement": cell.placement,
+            "tiers": {name: asdict(tier) for name, tier in cell.tiers.items()},
+        }
         return JSONResponse(body, 200 if ready else 503)
 
     @app.get("/metrics")
@@ -138,10 +149,6 @@ def _error(error: ApiError) -> JSONResponse:
     return JSONResponse(error.body(), error.status, error.headers())
 
 
-def _card(cell: CellDescription) -> dict[str, object]:
-    return model_card(cell.model, cell.created, cell.max_context)
-
-
 class ServeCells:
     """The cells behind a Serve handle."""
 
@@ -149,7 +156,7 @@ class ServeCells:
         self._handle = handle
 
     async def generate(self, request: CellRequest) -> AsyncIterator[CellEvent]:
-        response = self._handle.options(stream=True).generate.remote(request)
+        response: Any = self._handle.options(stream=True).generate.remote(request)
         try:
             async for event in response:
                 yield event

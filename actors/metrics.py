@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
+from tierspec.decoding import DecodingStats
+
 ROUND_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 WAIT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -24,6 +26,7 @@ class CellMetrics:
     def __init__(self) -> None:
         disable_created_metrics()
         self.registry = CollectorRegistry()
+        self._counted = DecodingStats()
         self.drafts = self._counter("spec_decode_num_drafts", "rounds in which a draft was verified")
         self.draft_tokens = self._counter("spec_decode_num_draft_tokens", "draft tokens verified")
         self.accepted_tokens = self._counter("spec_decode_num_accepted_tokens", "draft tokens accepted")
@@ -52,6 +55,19 @@ class CellMetrics:
         self.rejected = self._counter("requests_rejected", "sequences answered 429")
         self.running = Gauge("tierspec_num_requests_running", "sequences being decoded", registry=self.registry)
         self.waiting = Gauge("tierspec_num_requests_waiting", "sequences in the queue", registry=self.registry)
+
+    def count_decoding(self, total: DecodingStats) -> None:
+        """Bring the speculative counters up to `total`, the counts of all sequences so far."""
+        last, self._counted = self._counted, total
+        self.draft_tokens.inc(total.drafted - last.drafted)
+        self.accepted_tokens.inc(total.accepted - last.accepted)
+        for source, rounds in total.rounds_by_source.items():
+            new = rounds - last.rounds_by_source[source]
+            self.source_rounds.labels(source=source).inc(new)
+            self.drafts.inc(new if source != "none" else 0)
+        for position, accepted in enumerate(total.accepted_at):
+            known = last.accepted_at[position] if position < len(last.accepted_at) else 0
+            self.accepted_per_position.labels(position=str(position)).inc(accepted - known)
 
     def snapshot(self) -> list[Metric]:
         """Every family with its present samples; plain values that can be sent to the ingress."""

@@ -55,7 +55,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Generation:
+class GenerationRequest:
     """One HTTP request in the decoder's terms: every prompt is answered `n` times.
 
     `max_tokens` is the client's own limit, which must fit the context; `sampling.max_new_tokens` holds it, or else the
@@ -164,7 +164,7 @@ class GenerationBody(_Body):
     def limit(self) -> int | None:
         return self.max_tokens
 
-    def to_generation(self, default_source: DraftSource) -> Generation:
+    def to_generation(self, default_source: DraftSource) -> GenerationRequest:
         """Raises ApiError (400) where fields do not fit together."""
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options needs stream: true", param="stream_options", code="invalid_value")
@@ -184,7 +184,7 @@ class GenerationBody(_Body):
             ignore_eos=self.ignore_eos,
         )
         sampling.validate()
-        return Generation(
+        return GenerationRequest(
             chat=self.chat,
             model=self.model,
             prompts=self.prompts(),
@@ -227,10 +227,10 @@ class CompletionBody(GenerationBody):
     def prompts(self) -> tuple[Prompt, ...]:
         if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
             return (self.prompt,)  # type: ignore[return-value]
-        return tuple(self.prompt)  # type: ignore[arg-type]
+        return tuple(self.prompt)
 
 
-def parse(kind: type[GenerationBody], body: bytes, default_source: DraftSource = "auto") -> Generation:
+def parse(kind: type[GenerationBody], body: bytes, default_source: DraftSource = "auto") -> GenerationRequest:
     """`default_source` holds where the request names no draft source.
 
     Raises ApiError (400) that names the field, for anything but a request that can be answered in full.

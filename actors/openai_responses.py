@@ -13,8 +13,8 @@ from typing import Any
 
 from actors.cell_protocol import Finished
 from actors.openai_errors import ApiError
-from actors.openai_protocol import Generation
-from tierspec.decoding.stats import DecodingStats
+from actors.openai_protocol import GenerationRequest
+from tierspec.decoding import DecodingStats
 
 Json = dict[str, Any]
 DONE = "data: [DONE]\n\n"
@@ -36,7 +36,7 @@ def model_card(name: str, created: int, max_context: int) -> Json:
 class Reply:
     """The answer to one request: identity and shape common to its body and to all of its chunks."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: GenerationRequest) -> None:
         self.generation = generation
         self._stats = DecodingStats()
         self._prompt_tokens = 0

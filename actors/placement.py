@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from tierspec.config import Settings
+from tierspec.decoding import TierName
 
-Tier = Literal["verifier", "drafter"]
 Resources = dict[str, float]
 
 
@@ -32,7 +31,7 @@ class CellPlacement:
     """
 
     cell: Resources
-    tiers: dict[Tier, TierPlacement]
+    tiers: dict[TierName, TierPlacement]
     bundles: list[Resources] = field(default_factory=list)
 
 
@@ -41,7 +40,7 @@ def place_cell(settings: Settings, *, has_drafter: bool) -> CellPlacement:
     serve = settings.serve
     on_gpu = settings.target.device.startswith("cuda")
     separate = serve.placement == "separate"
-    sizes: dict[Tier, tuple[float, float, int]] = {
+    sizes: dict[TierName, tuple[float, float, int]] = {
         "verifier": (serve.verifier_cpus, serve.verifier_gpus, serve.verifier_threads)
     }
     if has_drafter:

@@ -10,6 +10,8 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,23 @@ from safetensors.torch import save_file
 from benchmarks.timing import median_seconds, synchronize, write_result
 from tierspec.models import Decoder, ModelConfig, Step
 
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"hidden": 64, "layers": 4, "heads": 4, "kv_heads": 2, "intermediate": 128, "vocabulary": 512, "tied": True},
-    "135m": {"hidden": 576, "layers": 30, "heads": 9, "kv_heads": 3, "intermediate": 1536, "vocabulary": 49152, "tied": True},
-    "1b": {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "intermediate": 8192, "vocabulary": 128256, "tied": True},
-    "8b": {"hidden": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "intermediate": 14336, "vocabulary": 128256, "tied": False},
+
+@dataclass(frozen=True)
+class Size:
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocabulary: int
+    tied: bool
+
+
+SIZES = {
+    "tiny": Size(64, 4, 4, 2, 128, 512, tied=True),
+    "135m": Size(576, 30, 9, 3, 1536, 49152, tied=True),
+    "1b": Size(2048, 16, 32, 8, 8192, 128256, tied=True),
+    "8b": Size(4096, 32, 32, 8, 14336, 128256, tied=False),
 }
 BLOCKS = (1, 2, 4, 8, 16, 24, 32)
 PROMPT_TOKENS = 64
@@ -58,7 +72,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tierspec-") as folder:
         directory = Path(folder)
         write_random_llama(directory, SIZES[options.size], device)
-        result["parity"] = parity(directory, device)
+        result["parity"] = parity(directory, SIZES[options.size], device)
         result |= speed(directory, device, options.repeats)
     result["seconds"] = round(time.perf_counter() - began, 1)
     print(json.dumps(result, indent=2))
@@ -66,10 +80,10 @@ def main() -> int:
     return 0 if result["parity"]["passed"] else 1
 
 
-def write_random_llama(directory: Path, size: dict[str, Any], device: torch.device) -> None:
+def write_random_llama(directory: Path, size: Size, device: torch.device) -> None:
     """A checkpoint whose logits have a standard deviation of about 2, in bf16, so that both dtypes read it exactly."""
-    hidden, intermediate, vocabulary = size["hidden"], size["intermediate"], size["vocabulary"]
-    head_dim = hidden // size["heads"]
+    hidden, intermediate, vocabulary = size.hidden, size.intermediate, size.vocabulary
+    head_dim = hidden // size.heads
     generator = torch.Generator(device).manual_seed(0)
 
     def matrix(outputs: int, inputs: int, scale: float = 1.0) -> torch.Tensor:
@@ -77,13 +91,13 @@ def write_random_llama(directory: Path, size: dict[str, Any], device: torch.devi
         return (values * scale * inputs**-0.5).to("cpu", torch.bfloat16)
 
     weights = {"model.embed_tokens.weight": matrix(vocabulary, hidden, 2.0)}
-    for index in range(size["layers"]):
+    for index in range(size.layers):
         layer = {
             "input_layernorm": torch.ones(hidden, dtype=torch.bfloat16),
             "post_attention_layernorm": torch.ones(hidden, dtype=torch.bfloat16),
             "self_attn.q_proj": matrix(hidden, hidden),
-            "self_attn.k_proj": matrix(size["kv_heads"] * head_dim, hidden),
-            "self_attn.v_proj": matrix(size["kv_heads"] * head_dim, hidden),
+            "self_attn.k_proj": matrix(size.kv_heads * head_dim, hidden),
+            "self_attn.v_proj": matrix(size.kv_heads * head_dim, hidden),
             "self_attn.o_proj": matrix(hidden, hidden),
             "mlp.gate_proj": matrix(intermediate, hidden),
             "mlp.up_proj": matrix(intermediate, hidden),
@@ -91,7 +105,7 @@ def write_random_llama(directory: Path, size: dict[str, Any], device: torch.devi
         }
         weights |= {f"model.layers.{index}.{name}.weight": tensor for name, tensor in layer.items()}
     weights["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
-    if not size["tied"]:
+    if not size.tied:
         weights["lm_head.weight"] = matrix(vocabulary, hidden, 2.0)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     config = {
@@ -100,14 +114,14 @@ def write_random_llama(directory: Path, size: dict[str, Any], device: torch.devi
         "hidden_act": "silu",
         "hidden_size": hidden,
         "intermediate_size": intermediate,
-        "num_hidden_layers": size["layers"],
-        "num_attention_heads": size["heads"],
-        "num_key_value_heads": size["kv_heads"],
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "tie_word_embeddings": size["tied"],
+        "tie_word_embeddings": size.tied,
         "vocab_size": vocabulary,
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -116,10 +130,10 @@ def write_random_llama(directory: Path, size: dict[str, Any], device: torch.devi
     (directory / "config.json").write_text(json.dumps(config))
 
 
-def parity(directory: Path, device: torch.device) -> dict[str, Any]:
+def parity(directory: Path, size: Size, device: torch.device) -> dict[str, Any]:
     """Logits of a prompt against transformers: largest difference in fp32, argmax agreement in bf16."""
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(3, ModelConfig.from_hf(json.loads((directory / "config.json").read_text())).vocab_size, (PROMPT_TOKENS,), generator=generator)
+    ids = torch.randint(3, size.vocabulary, (PROMPT_TOKENS,), generator=generator)
     exact = _transformers_logits(directory, device, torch.float32, ids)
     difference = float((_our_logits(directory, device, torch.float32, ids) - exact).abs().max())
     ours = _our_logits(directory, device, torch.bfloat16, ids).argmax(-1)
@@ -144,13 +158,15 @@ def _our_logits(directory: Path, device: torch.device, dtype: torch.dtype, ids: 
     cache = decoder.new_cache(len(ids))
     sequence, tokens, half = cache.sequence(), ids.tolist(), len(ids) // 2
     blocks = [tokens[:half], *([token] for token in tokens[half:])]
-    return torch.cat([decoder.logits(decoder.forward([Step(sequence, block)], cache).last).float().cpu() for block in blocks])
+    hidden = [decoder.forward([Step(sequence, block)], cache).last for block in blocks]
+    return torch.cat([decoder.logits(rows).float().cpu() for rows in hidden])
 
 
 def _transformers_logits(directory: Path, device: torch.device, dtype: torch.dtype, ids: torch.Tensor) -> torch.Tensor:
     from transformers import AutoModelForCausalLM  # takes seconds to import
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True).to(device).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
+    model = model.to(device).eval()
     with torch.inference_mode():
         return model(ids[None].to(device)).logits[0].float().cpu()
 
@@ -168,7 +184,7 @@ def speed(directory: Path, device: torch.device, repeats: int) -> dict[str, Any]
         sequence.truncate(CONTEXT_TOKENS)
         return choices
 
-    curve = {n: median_seconds(lambda n=n: verify(n), repeats=repeats, device=device) for n in BLOCKS}
+    curve = {n: median_seconds(partial(verify, n), repeats=repeats, device=device) for n in BLOCKS}
     bandwidth = copy_bandwidth(device)
     step_bytes = bytes_per_step(decoder.config, CONTEXT_TOKENS)
     floor = step_bytes / bandwidth
@@ -203,7 +219,7 @@ def copy_bandwidth(device: torch.device) -> float:
     source = torch.ones(size, dtype=torch.uint8, device=device)
     destination = torch.empty_like(source)
     synchronize(device)
-    return 2 * size / median_seconds(lambda: destination.copy_(source), repeats=10, device=device)
+    return 2 * size / median_seconds(partial(destination.copy_, source), repeats=10, device=device)
 
 
 if __name__ == "__main__":

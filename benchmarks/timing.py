@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 
-def median_seconds(work: Callable[[], Any], *, repeats: int, warm_up: int = 3, device: torch.device | None = None) -> float:
+def median_seconds(
+    work: Callable[[], Any], *, repeats: int, warm_up: int = 3, device: torch.device | None = None
+) -> float:
     """Median wall clock of `work`, which must leave things as it found them; a GPU is waited for."""
     for _ in range(warm_up):
         work()

@@ -11,7 +11,7 @@ from pipelines.prompts import Prompt, read_prompts
 from tierspec.artifacts import atomic_write_json, run_directory
 from tierspec.config import Settings
 from tierspec.decoding import SamplingParams
-from tierspec.drafters import Drafter, load_drafter
+from tierspec.drafters import load_drafter
 from tierspec.errors import SettingError
 from tierspec.evaluation.comparison import Trial, compare, differences, summarise
 from tierspec.evaluation.environment import describe_environment
@@ -52,7 +52,8 @@ def evaluate(
     target = load_target(wanted.source, dtype=wanted.dtype, device=wanted.device, numerics=wanted.numerics)
     sets = {name: _encode(part, target, settings) for name, part in prompt_sets(prompts, chosen.prompts).items()}
     drafter = load_drafter(directory, target) if directory else None
-    methods = build_methods(chosen.methods, target, drafter, settings.draft)
+    longest = max(len(ids) for encoded in sets.values() for _, ids in encoded) + chosen.max_new_tokens
+    methods = build_methods(chosen.methods, target, drafter, settings.draft, max_tokens=longest)
     sampling = SamplingParams(chosen.max_new_tokens, temperature=chosen.temperature, seed=settings.run.seed)
 
     trials: dict[str, list[Trial]] = {}
@@ -107,8 +108,8 @@ def _encode(prompts: list[Prompt], target: Target, settings: Settings) -> list[E
         ids = target.encode_chat([*messages, {"role": "user", "content": prompt.turns[0]}])
         if len(ids) + settings.evaluation.max_new_tokens > context:
             raise SettingError(
-                f"prompts.heldout: {prompt.sample_id} of {prompt.source} has {len(ids)} tokens; with "
-                f"evaluation.max_new_tokens = {settings.evaluation.max_new_tokens} that exceeds the context of {context}"
+                f"prompts.heldout: {prompt.sample_id} of {prompt.source} has {len(ids)} tokens, more than the context "
+                f"of {context} holds together with evaluation.max_new_tokens = {settings.evaluation.max_new_tokens}"
             )
         encoded.append((prompt.sample_id, ids))
     return encoded

@@ -137,12 +137,20 @@ class TrainingSettings(Group):
     threads: Threads = 0
     checkpoint_every: CountOrZero = Field(200, description="steps between checkpoints; 0 saves at the end only")
     keep_last: Count = Field(2, description="checkpoints kept")
-    evaluate_every: CountOrZero = Field(0, description="steps between held-out accept lengths; 0: at the end only")
+    evaluate_every: CountOrZero = Field(
+        0, description="steps between held-out accept lengths, besides those at checkpoints and at the end; 0: none"
+    )
     heldout_prompts: CountOrZero = Field(8, description="held-out prompts per such evaluation")
     initialize_from_target: bool = Field(
         True, description="start the draft layer from the target's last layer and its head from the target's head"
     )
+    feature_cache_mb: CountOrZero = Field(
+        1024, description="memory per worker for target features kept from one epoch to the next"
+    )
     max_failures: CountOrZero = Field(0, description="restarts of the worker group from the last checkpoint")
+    overwrite: bool = Field(
+        False, description="train anew if the state in the run folder comes from other settings, not refuse"
+    )
     objective: ObjectiveSettings = Field(ObjectiveSettings(), description="loss of the drafter")
 
 

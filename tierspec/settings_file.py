@@ -32,6 +32,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a name must be plain text", key_node.start_mark)
             if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"setting '{key_node.value}' is given twice", key_node.start_mark
@@ -50,7 +52,7 @@ def read_yaml(path: str | Path) -> Tree:
         raise SettingError(f"cannot read settings file {path}: {reason}") from error
     try:
         tree = yaml.load(text, Loader=_UniqueKeyLoader)  # a SafeLoader: builds plain values only
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as a day that does not exist
         raise SettingError(f"{path}{_yaml_problem(error)}") from error
     if tree is None:
         return {}
@@ -64,17 +66,17 @@ def apply_override(tree: Tree, override: str) -> None:
     name, equals, text = override.partition("=")
     *groups, key = name.strip().split(".")
     if not equals or not groups or not all((*groups, key)):
-        raise SettingError(f"override '{override}': expected group.key=value, for example training.depth=5")
+        raise SettingError(f"override {_shown(override)}: expected group.key=value, for example training.depth=5")
     try:
         value = yaml.load(text, Loader=_UniqueKeyLoader)
-    except yaml.YAMLError as error:
-        raise SettingError(f"override '{override}': the value is not YAML{_yaml_problem(error)}") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as a day that does not exist
+        raise SettingError(f"override {_shown(override)}: the value is not YAML{_yaml_problem(error)}") from error
     for group in groups:
         branch = tree.setdefault(group, {})
         if branch is None:
             branch = tree[group] = {}
         if not isinstance(branch, dict):
-            raise SettingError(f"override '{override}': '{group}' is not a group but {_shown(branch)}")
+            raise SettingError(f"override {_shown(override)}: '{group}' is not a group but {_shown(branch)}")
         tree = branch
     tree[key] = "" if value is None and not text.strip() else value
 
@@ -126,7 +128,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _yaml_problem(error: yaml.YAMLError) -> str:
+def _yaml_problem(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or "not valid YAML"
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not valid YAML"
     return f", line {mark.line + 1}: {problem}" if mark else f": {problem}"

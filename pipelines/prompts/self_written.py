@@ -15,7 +15,7 @@ from tierspec.errors import SettingError
 from tierspec.evaluation.metrics import loops
 
 SOURCE = "self_written"
-MAX_TURN_TOKENS = 192
+MAX_TURN_TOKENS = 96
 MIN_WORDS, MAX_WORDS = 4, 120
 MIN_PRINTABLE = 0.98
 MIN_DISTINCT_GRAMS = 0.8

@@ -18,11 +18,13 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Totals:
-    """Answers and response tokens of all workers, and why no new prompt should be begun ("" to go on)."""
+    """Answers and response tokens of all workers, `seconds` since the first was ready to decode, and why no new prompt
+    should be begun ("" to go on)."""
 
-    answers: int
-    tokens: int
-    stop_reason: str
+    answers: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    stop_reason: str = ""
 
 
 class Ledger:
@@ -33,11 +35,12 @@ class Ledger:
         self._answers: dict[str, int] = {}
         self._tokens: dict[str, int] = {}
         self._stop_reason = ""
+        self._began: float | None = None
 
     def report(self, worker: str, answers: int, tokens: int) -> Totals:
+        self._began = self._began or time.monotonic()
         self._answers[worker], self._tokens[worker] = answers, tokens
-        totals = self.totals()
-        if self._token_budget and totals.tokens >= self._token_budget:
+        if self._token_budget and sum(self._tokens.values()) >= self._token_budget:
             self.stop(BUDGET_SPENT)
         return self.totals()
 
@@ -45,7 +48,8 @@ class Ledger:
         self._stop_reason = self._stop_reason or reason
 
     def totals(self) -> Totals:
-        return Totals(sum(self._answers.values()), sum(self._tokens.values()), self._stop_reason)
+        seconds = time.monotonic() - self._began if self._began else 0.0
+        return Totals(sum(self._answers.values()), sum(self._tokens.values()), seconds, self._stop_reason)
 
 
 @contextlib.contextmanager
@@ -64,21 +68,25 @@ def watched_ledger(
     with tqdm(
         desc=label, total=asked, initial=finished, unit=" answers", file=sys.stderr, mininterval=0.5 if terminal else 15
     ) as bar:
-        began = time.monotonic()
+
+        def show() -> None:
+            totals: Totals = ray.get(ledger.totals.remote())
+            bar.set_postfix_str(f"{totals.tokens / max(totals.seconds, _POLL_S):.0f} tokens/s", refresh=False)
+            bar.update(finished + totals.answers - bar.n)
 
         def watch() -> None:
             while not over.wait(_POLL_S):
                 if stop():
                     ledger.stop.remote(STOPPED)
-                totals: Totals = ray.get(ledger.totals.remote())
-                bar.set_postfix_str(f"{totals.tokens / (time.monotonic() - began):.0f} tokens/s", refresh=False)
-                bar.update(finished + totals.answers - bar.n)
+                show()
 
         watcher = threading.Thread(target=watch, name="rollout-progress", daemon=True)
         watcher.start()
         try:
             yield ledger
+            over.set()
+            watcher.join()
+            show()
         finally:
             over.set()
-            watcher.join(timeout=10 * _POLL_S)
             ray.kill(ledger)

@@ -42,8 +42,8 @@ def answering_job(settings: Settings, split: Split) -> RolloutJob:
 
 
 def writing_job(settings: Settings) -> RolloutJob:
-    """Self-written user turns are sampled for variety, whatever the answers are."""
-    return RolloutJob(MAX_TURN_TOKENS, 1.0, 1.0, 0, settings.run.seed, opens_user_turn=True)
+    """Self-written user turns are sampled for variety, whatever the answers are; top-k keeps most of them sensible."""
+    return RolloutJob(MAX_TURN_TOKENS, 1.0, 1.0, 64, settings.run.seed, opens_user_turn=True)
 
 
 @dataclass(frozen=True)

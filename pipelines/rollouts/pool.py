@@ -4,21 +4,21 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import ray
 from ray.data import ActorPoolStrategy, DataContext
 
 from pipelines.cluster import named_address
 from pipelines.prompts.prompt import Prompt
 from pipelines.rollouts.directory import RolloutDirectory
-from pipelines.rollouts.ledger import BUDGET_SPENT, watched_ledger
+from pipelines.rollouts.ledger import BUDGET_SPENT, STOPPED, Totals, watched_ledger
 from pipelines.rollouts.plan import RolloutJob
 from pipelines.rollouts.schema import write_shard
 from pipelines.rollouts.worker import RolloutWorker
 from tierspec.config import Settings
-
-_RESTARTS = 3
 
 
 def run_shards(
@@ -30,21 +30,23 @@ def run_shards(
     label: str,
     token_budget: int = 0,
     stop: Callable[[], bool],
-) -> str:
+) -> Totals:
     """Answer those of `shards` that are not finished yet; each is written when its last answer is there.
 
     Adds to `directory.finished`. Ends early, with whole shards, when `stop()` or when the finished shards hold
     `token_budget` response tokens (0: no limit); answers that are under way by then are finished too.
 
-    Returns: why it ended early, or "".
+    Returns: what was done now, and why it ended early if it did.
     """
     there = [report for number, report in directory.finished.items() if number in shards]
     waiting = {number: prompts for number, prompts in shards.items() if number not in directory.finished}
     budget_left = token_budget - sum(report.tokens for report in there)
     if token_budget and budget_left <= 0:
-        return BUDGET_SPENT
+        return Totals(stop_reason=BUDGET_SPENT)
     if not waiting:
-        return ""
+        return Totals()
+    if stop():
+        return Totals(stop_reason=STOPPED)
     asked = sum(len(prompt.turns) for prompts in shards.values() for prompt in prompts)
     with watched_ledger(
         budget_left if token_budget else 0,
@@ -59,28 +61,28 @@ def run_shards(
             batch_size=None,
             batch_format="pyarrow",
             compute=_pool(settings),
-            **worker_resources(settings, ray.cluster_resources().get("CPU", 1.0)),
-            max_restarts=_RESTARTS,
-            max_task_retries=_RESTARTS,
+            num_cpus=worker_cpus(settings, ray.cluster_resources().get("CPU", 1.0)),
+            num_gpus=1.0 if settings.target.device.startswith("cuda") else 0.0,
         )
         for batch in rollouts.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-            numbers = batch.column("shard")
+            table = cast(pa.Table, batch)
+            numbers = table.column("shard")
             for number in numbers.unique().to_pylist():
-                outcomes = batch.filter(pa.compute.equal(numbers, number)).drop_columns("shard")
+                outcomes = table.filter(pc.equal(numbers, number)).drop_columns("shard")
                 directory.finished[number] = write_shard(directory.path, directory.fingerprint, number, outcomes)
-        return ray.get(ledger.totals.remote()).stop_reason
+        return cast(Totals, ray.get(ledger.totals.remote()))
 
 
-def worker_resources(settings: Settings, cluster_cpus: float) -> dict[str, float]:
-    """What one rollout actor reserves.
+def worker_cpus(settings: Settings, cluster_cpus: float) -> float:
+    """Logical CPUs that one rollout actor reserves.
 
-    On a local Ray all actors together leave one logical CPU to Ray Data; on a cluster each takes its threads.
+    On a cluster that is its threads; on a local Ray all actors together leave one logical CPU to Ray Data.
     """
-    cpus = float(settings.rollout.threads or 1)
-    if not named_address(settings):
-        share = max(cluster_cpus - 1, 0.5) / settings.rollout.workers
-        cpus = min(cpus, math.floor(share * 100) / 100)
-    return {"num_cpus": cpus, "num_gpus": 1.0 if settings.target.device.startswith("cuda") else 0.0}
+    wanted = float(settings.rollout.threads or 1)
+    if named_address(settings):
+        return wanted
+    share = max(cluster_cpus - 1, 0.5) / settings.rollout.workers
+    return min(wanted, math.floor(share * 100) / 100)
 
 
 def _pool(settings: Settings) -> ActorPoolStrategy:
@@ -101,6 +103,7 @@ def _dataset(shards: Mapping[int, Sequence[Prompt]]) -> ray.data.Dataset:
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)  # it warns that its bars are off
     return ray.data.from_arrow(
         [
             pa.table({"shard": [number] * len(prompts), "prompt": [json.dumps(prompt.to_json()) for prompt in prompts]})

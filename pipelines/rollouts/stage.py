@@ -38,8 +38,9 @@ from tierspec.config import Settings
 Stop = Callable[[], bool]
 PROMPTS, RESULT, WRITTEN = "prompts.jsonl", "result.json", "self_written"
 _BYTES_PER_TOKEN = 8
+_SPARE_BYTES = 64 * 2**20
 _ATTEMPTS_PER_TURN = 4.0
-_FIRST_ATTEMPTS_PER_TURN = 1.5
+_FIRST_ATTEMPTS_PER_TURN = 1.3
 _LISTED = 100
 
 
@@ -75,6 +76,23 @@ def read_prompt_set(settings: Settings, split: Split) -> PromptSet:
     return PromptSet(chosen, heldout, counts)
 
 
+def check_rollouts(settings: Settings, *, split: Split, output: Path) -> tuple[PromptSet, TargetCard]:
+    """Whatever can be wrong before anything is written.
+
+    Raises:
+        SettingError: bad prompts, an unusable target, too little disk, or rollouts of other settings in `output`.
+    """
+    prompt_set = read_prompt_set(settings, split)
+    card = describe_target(settings.target.source)
+    if not settings.rollout.overwrite:
+        refuse_changes(output, identity(settings, answering_job(settings, split), card))
+    turns = sum(len(prompt.turns) for prompt in prompt_set.prompts) + settings.prompts.self_written
+    text = sum(len(turn) for prompt in prompt_set.prompts for turn in prompt.turns)
+    tokens = turns * settings.rollout.max_new_tokens
+    require_disk(output, tokens * _BYTES_PER_TOKEN + 2 * text + _SPARE_BYTES, "run.root", what="jobs.rollout")
+    return prompt_set, card
+
+
 def make_rollouts(settings: Settings, *, split: Split, output: Path, stop: Stop = lambda: False) -> dict[str, Any]:
     """Let the target answer the prompts of a split, into `output`; what is there already is kept.
 
@@ -85,14 +103,11 @@ def make_rollouts(settings: Settings, *, split: Split, output: Path, stop: Stop 
         stop: polled; once true, the shards under way are finished and the others skipped.
 
     Raises:
-        SettingError: bad prompts, an unusable target, too little disk, or rollouts of other settings in `output`.
+        SettingError: see `check_rollouts`.
+        KeyboardInterrupt: `stop` while the target still writes its own prompts; the next run goes on from there.
     """
-    prompt_set = read_prompt_set(settings, split)
-    card = describe_target(settings.target.source)
+    prompt_set, card = check_rollouts(settings, split=split, output=output)
     job = answering_job(settings, split)
-    if not settings.rollout.overwrite:
-        refuse_changes(output, identity(settings, job, card))
-    _require_room(settings, prompt_set, output)
     with ray_session(settings):
         began = time.monotonic()
         if split == "train" and settings.prompts.self_written:
@@ -101,8 +116,7 @@ def make_rollouts(settings: Settings, *, split: Split, output: Path, stop: Stop 
         directory = RolloutDirectory(output, known_as, overwrite=settings.rollout.overwrite)
         rows = (json.dumps(prompt.to_json(), ensure_ascii=False) + "\n" for prompt in prompt_set.prompts)
         atomic_write_text(output / PROMPTS, "".join(rows))
-        kept = sum(report.tokens for report in directory.finished.values())
-        early = run_shards(
+        totals = run_shards(
             directory,
             dict(enumerate(in_shards(prompt_set.prompts, settings.rollout.shard_size))),
             settings,
@@ -111,16 +125,15 @@ def make_rollouts(settings: Settings, *, split: Split, output: Path, stop: Stop 
             token_budget=settings.rollout.token_budget if split == "train" else 0,
             stop=stop,
         )
-    result = _account(prompt_set, directory, early or STOPPED, settings.rollout.shard_size)
-    seconds = time.monotonic() - began
+    result = _account(prompt_set, directory, totals.stop_reason or STOPPED, settings.rollout.shard_size)
     result |= {
         "split": split,
         "output": str(output),
         "target": card.source,
         "fingerprint": directory.fingerprint,
-        "ended_early": early,
-        "seconds": round(seconds, 3),
-        "tokens_per_s": round((result["tokens"] - kept) / seconds, 1),
+        "ended_early": totals.stop_reason,
+        "seconds": round(time.monotonic() - began, 3),
+        "tokens_per_s": round(totals.tokens / totals.seconds, 1) if totals.seconds else None,
         "workers": settings.rollout.workers,
         "threads": settings.rollout.threads,
     }
@@ -152,13 +165,6 @@ def _add_self_written(prompt_set: PromptSet, settings: Settings, card: TargetCar
     clean, contaminated = split_contaminated(selection.prompts, prompt_set.heldout)
     prompt_set.prompts = shuffled(drop_repeats(prompt_set.prompts + clean), settings.run.seed)
     prompt_set.counts["self_written"] = selection.counts() | {"contaminated": len(contaminated)}
-
-
-def _require_room(settings: Settings, prompt_set: PromptSet, output: Path) -> None:
-    turns = sum(len(prompt.turns) for prompt in prompt_set.prompts) + settings.prompts.self_written
-    tokens = turns * settings.rollout.max_new_tokens
-    text = sum(len(turn) for prompt in prompt_set.prompts for turn in prompt.turns)
-    require_disk(output, tokens * _BYTES_PER_TOKEN + 2 * text + 64 * 2**20, "run.root", what="jobs.rollout")
 
 
 def _account(prompt_set: PromptSet, directory: RolloutDirectory, not_begun: str, shard_size: int) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def test_a_killed_writer_leaves_only_what_is_swept(tmp_path):
 
 def test_too_little_disk_names_need_free_and_setting(tmp_path):
     artifacts.require_disk(tmp_path / "not" / "yet" / "there", 1, "run.root")
-    with pytest.raises(SettingError, match=r"^rollout needs about 1000000000\.0 GB in .* is free \(setting run\.root\)$"):
+    with pytest.raises(SettingError, match=r"^rollout needs about \d+\.0 GB in .* is free \(setting run\.root\)$"):
         artifacts.require_disk(tmp_path, 1e18, "run.root", what="rollout")
 
 

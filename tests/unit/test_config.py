@@ -1,6 +1,6 @@
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ROOT
@@ -153,11 +153,12 @@ def test_an_empty_file_or_group_means_defaults(tmp_path):
         assert load_settings(file) == load_settings(None)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(setting_names(Settings))), st.text(max_size=20))
 def test_any_value_is_accepted_or_refused_in_one_line(name, value):
     try:
-        settings = load_settings(None, [f"{name}={value}"])
+        loaded = load_settings(None, [f"{name}={value}"])
     except SettingError as error:
         assert "\n" not in str(error)
     else:
-        assert yaml.safe_load(settings.to_yaml())
+        assert yaml.safe_load(loaded.to_yaml())

@@ -107,7 +107,7 @@ def test_every_part_is_in_the_picture():
 def test_a_wrong_arrow_is_seen(tmp_path, monkeypatch, place, line):
     for part in ALLOWED:
         (tmp_path / part.replace(".", "/")).mkdir(parents=True, exist_ok=True)
-    monkeypatch.setattr("{}.ROOT".format(__name__), tmp_path)
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
     file = tmp_path / place / ("config.py" if place == "tierspec" else "some_file.py")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(line + "\n")

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 Decode = Callable[[Sequence[int]], str]
 
 _REPLACEMENT = "\ufffd"  # what decoding makes of half a code point
 _WINDOW = 16
+
+
+def text_decoder(tokenizer: Any) -> Decode:
+    """Decoding by a transformers tokenizer, special tokens left out."""
+
+    def decode(token_ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    return decode
 
 
 class Detokenizer:

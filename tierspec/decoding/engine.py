@@ -11,11 +11,12 @@ tiers and the order of replies only change how soon it comes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import torch
 
 from tierspec.decoding.detokenizer import Decode
+from tierspec.decoding.event import Event
+from tierspec.decoding.limits import DrafterInfo, EngineLimits
 from tierspec.decoding.messages import (
     Item,
     OutOfPages,
@@ -27,58 +28,14 @@ from tierspec.decoding.messages import (
     UnknownPrefix,
     Verified,
 )
-from tierspec.decoding.scheduler import EngineLimits, Group, Scheduler
+from tierspec.decoding.scheduler import Group, Scheduler
 from tierspec.decoding.sequence import Sequence
 from tierspec.decoding.slot import Slot
 from tierspec.decoding.stats import DecodingStats
 from tierspec.decoding.stopping import OutputEnd
+from tierspec.decoding.tier_line import TierLine
 from tierspec.errors import SettingError
 from tierspec.verification import load_policy
-
-
-@dataclass(frozen=True)
-class DrafterInfo:
-    """What the engine must know of a neural drafter."""
-
-    family: str
-    max_draft_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What one round did to one sequence.
-
-    `token_ids` are newly committed: the first `accepted` of them drafted by `source` (suffix, neural), the rest chosen
-    by the target (`source` is none, or prefill behind a prompt, where nothing was drafted). `text_delta` lags behind
-    them; it is None if the sequence wants no text.
-    """
-
-    sequence_id: str
-    token_ids: list[int]
-    text_delta: str | None
-    finish_reason: str | None
-    source: str
-    accepted: int
-
-
-@dataclass(slots=True, eq=False)
-class _Tier:
-    name: TierName
-    alive: bool = True
-    tick: int = 0  # of the message that is out; 0 if none is
-    group: Group | None = None
-    releases: list[str] = field(default_factory=list)
-
-    @property
-    def idle(self) -> bool:
-        return self.alive and not self.tick
-
-    def settle(self) -> None:
-        """Nothing is out any more."""
-        self.tick = 0
-        if self.group is not None:
-            self.group.busy = False
-            self.group = None
 
 
 class Engine:
@@ -103,14 +60,15 @@ class Engine:
         self._eos_ids = frozenset(eos_ids)
         self._scheduler = Scheduler(limits, limits.groups if drafter else 1)
         self._running = self._scheduler.running
-        self._verifier = _Tier("verifier")
-        self._drafter = _Tier("drafter", alive=drafter is not None)
+        self._verifier = TierLine("verifier")
+        self._drafter = TierLine("drafter", alive=drafter is not None)
         self._last_id = 0
 
     @property
     def has_work(self) -> bool:
         """Something is left to plan or to absorb."""
-        return bool(self.num_waiting or self._running or self._verifier.releases or self._drafter.releases)
+        tiers = (self._verifier, self._drafter)
+        return bool(self.num_waiting or self._running or any(tier.tick or tier.releases for tier in tiers))
 
     @property
     def num_running(self) -> int:
@@ -147,9 +105,7 @@ class Engine:
     def tier_lost(self, name: TierName) -> None:
         """A tier is gone with all it held. Without drafter the engine decodes plainly; without verifier it waits."""
         tier = self._tier(name)
-        tier.settle()
-        tier.alive = False
-        tier.releases.clear()
+        tier.lose()
         for slot in self._running.values():
             asking = slot.source == "neural" and slot.draft is None
             if tier is self._drafter:
@@ -173,7 +129,8 @@ class Engine:
             if group.members and not group.busy:
                 messages.extend(self._plan_group(group))
         if not self._running:
-            messages.extend(self._send(t, [], None) for t in (self._verifier, self._drafter) if t.idle and t.releases)
+            lines = (self._verifier, self._drafter)
+            messages.extend(line.send(self._next_id(), []) for line in lines if line.idle and line.releases)
         return messages
 
     def absorb(self, reply: TierReply) -> list[Event]:
@@ -232,7 +189,7 @@ class Engine:
         for slot in self._scheduler.reserve(group):
             self._release(slot)
         items = self._verify(group)
-        return [self._send(self._verifier, items, group)] if items else []
+        return [self._verifier.send(self._next_id(), items, group)] if items else []
 
     def _choose_source(self, slot: Slot) -> None:
         """Who drafts this round: the suffix cache (it has drafted then), the neural drafter (asked next), or nobody."""
@@ -258,7 +215,8 @@ class Engine:
         pieces = [piece for slot in asking for piece in slot.rows.waiting]
         most = self._drafter_info.max_draft_tokens
         items: list[Item] = [slot.propose(self._next_id(), min(most, self._draft_limit(slot))) for slot in asking]
-        return self._send(self._drafter, items, group, pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+        features = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return self._drafter.send(self._next_id(), items, group, features)
 
     def _verify(self, group: Group) -> list[Item]:
         """Decoding rows first, then prompts, the earliest admitted first, in what is left of the tick's rows."""
@@ -285,31 +243,19 @@ class Engine:
     def _features_wanted(self, slot: Slot) -> bool:
         return slot.wants_features and self._drafter.alive
 
-    def _send(
-        self,
-        tier: _Tier,
-        items: list[Item],
-        group: Group | None,
-        features: torch.Tensor | None = None,
-    ) -> TierMessage:
-        tier.tick = self._next_id()
-        if group is not None:
-            tier.group, group.busy, group.last_tick = group, True, tier.tick
-        releases, tier.releases = tier.releases, []
-        return TierMessage(tier.name, tier.tick, items, releases, features)
-
     def _commit(self, slot: Slot, item: Verified) -> Event:
         """Takes the accepted drafts and the target's choice, up to where the output ends."""
         sequence, draft, source = slot.sequence, slot.draft or [], slot.source or "none"
         assert sequence.end is not None
         if not 0 <= item.accepted <= len(draft):
             raise ValueError(f"verifier: accepted {item.accepted} of {len(draft)} drafts of sequence {sequence.id!r}")
-        cut = sequence.end.take([*draft[: item.accepted], item.next_token], self._room(sequence))
-        token_ids = [*draft[: item.accepted], item.next_token][: cut.num_tokens]
+        block = [*draft[: item.accepted], item.next_token]
+        cut = sequence.end.take(block, self._room(sequence))
+        token_ids = block[: cut.num_tokens]
         accepted = min(item.accepted, cut.num_consumed)
         if slot.up_to_date:
-            in_draft = cut.num_consumed <= item.accepted
-            sequence.stats.record_round(source, len(draft), accepted, len(token_ids), in_draft)
+            cut_in_draft = cut.num_consumed <= item.accepted
+            sequence.stats.record_round(source, len(draft), accepted, len(token_ids), cut_in_draft)
         else:
             source = "prefill"
             sequence.stats.tokens_by_source[source] += len(token_ids)
@@ -323,7 +269,7 @@ class Engine:
                 slot.suffix.extend(token_ids)
         return Event(sequence.id, token_ids, cut.text, cut.finish_reason, source, min(accepted, len(token_ids)))
 
-    def _replay(self, slot: Slot, item: UnknownPrefix, tier: _Tier) -> None:
+    def _replay(self, slot: Slot, item: UnknownPrefix, tier: TierLine) -> None:
         if tier is self._verifier:
             slot.held = item.held if item.held < slot.held else 0
             slot.reopen()
@@ -332,7 +278,7 @@ class Engine:
         else:
             slot.rows.lose()
 
-    def _make_room(self, slot: Slot, tier: _Tier) -> None:
+    def _make_room(self, slot: Slot, tier: TierLine) -> None:
         if tier is self._drafter:
             slot.rows.lose()
             tier.releases.append(slot.sequence.id)
@@ -357,7 +303,7 @@ class Engine:
         if self._drafter.alive and slot.wants_features:
             self._drafter.releases.append(slot.sequence.id)
 
-    def _tier(self, name: TierName) -> _Tier:
+    def _tier(self, name: TierName) -> TierLine:
         return self._verifier if name == "verifier" else self._drafter
 
     def _next_id(self) -> int:

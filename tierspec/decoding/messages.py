@@ -11,7 +11,7 @@ have some, in the order of the items.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -145,3 +145,9 @@ class TierReply:
     items: list[ReplyItem]
     seconds: float
     features: torch.Tensor | None = None
+
+
+class Tier(Protocol):
+    """Answers a message; synchronous, one at a time."""
+
+    def handle(self, message: TierMessage) -> TierReply: ...

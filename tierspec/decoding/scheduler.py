@@ -5,33 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from tierspec.decoding.limits import EngineLimits
 from tierspec.decoding.sequence import Sequence
 from tierspec.decoding.slot import Slot
 from tierspec.errors import SettingError
-from tierspec.models import PAGE_TOKENS
-
-
-@dataclass(frozen=True)
-class EngineLimits:
-    """Sizes of one engine.
-
-    `max_running` sequences at once; `token_budget` tokens of KV cache, in pages; `prefill_tokens` rows per tick, of
-    which prompts get what decoding leaves, but one page at least; `max_draft_tokens` per round; `max_context` tokens of
-    a sequence; `groups` of sequences that take turns; `vocab_size` to check prompts against, 0 for no check.
-    """
-
-    max_running: int
-    token_budget: int
-    prefill_tokens: int
-    max_draft_tokens: int
-    max_context: int
-    groups: int = 1
-    vocab_size: int = 0
-    page_tokens: int = PAGE_TOKENS
-
-    def pages(self, tokens: int) -> int:
-        """Pages that hold `tokens` tokens of one sequence."""
-        return -(-tokens // self.page_tokens)
 
 
 @dataclass(slots=True, eq=False)

@@ -22,13 +22,13 @@ class DrafterRows:
         self.waiting: list[torch.Tensor] = []  # pieces, in order
 
     def add(self, base: int, rows: torch.Tensor) -> None:
-        """Takes rows base, base + 1, ...; known ones are skipped, and a gap makes a cold start at `base`."""
+        """Copies rows base, base + 1, ...; known ones are skipped, and a gap makes a cold start at `base`."""
         if base > self.end:
             self.origin = self.held = self.end = base
             self.waiting.clear()
         known = self.end - base
         if known < rows.shape[0]:
-            self.waiting.append(rows[known:] if known else rows)
+            self.waiting.append(rows[known:].clone())
             self.end = base + rows.shape[0]
 
     def confirm(self) -> None:

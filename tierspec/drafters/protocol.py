@@ -5,7 +5,7 @@ and rebuilt from committed tokens and features.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -36,7 +36,7 @@ class DraftRequest:
     token_ids: Sequence[int]
     features: Tensor
     max_tokens: int
-    sampling: RowSampling = RowSampling()
+    sampling: RowSampling = field(default_factory=RowSampling)
     origin: int = 0
 
 
@@ -69,10 +69,17 @@ class DrafterState(Protocol):
 class Drafter(Protocol):
     """A loaded drafter. `feature_layers`: the target features it needs; `max_draft_tokens`: its longest draft."""
 
-    family: str
-    max_draft_tokens: int
-    feature_layers: tuple[int, ...]
-    projection: FeatureProjection
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def max_draft_tokens(self) -> int: ...
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]: ...
+
+    @property
+    def projection(self) -> FeatureProjection: ...
 
     def new_state(self, token_budget: int) -> DrafterState:
         """An empty state for `token_budget` rows in all."""

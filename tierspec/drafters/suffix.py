@@ -1,14 +1,14 @@
 """Suffix cache: drafts by copying what followed earlier occurrences of the end of the text, with no model.
 
 SuffixDecoding's per-request tree in chain mode (arXiv 2411.04975; ArcticInference's rules as written down for HVD,
-arXiv 2606.01019 section 3.1). Conceptually a trie of all substrings of at most `max_depth` tokens, each counted as often as it
-occurs. It is kept here as a suffix automaton cut at `max_depth` (our choice): one state stands for all substrings that
-end at the same places, so a text of n tokens needs fewer than 2n states, and a token is taken in by visiting the
-states of the text's suffixes: a handful in prose, at most `max_depth` in a text that repeats one token.
+arXiv 2606.01019 section 3.1): a trie of all substrings of at most `max_depth` tokens, with the number of times each
+occurs. We keep it as a suffix automaton cut at `max_depth` (our choice): one state stands for all substrings that end
+at the same places, so n tokens need fewer than 2n states, and appending one visits the states of the text's suffixes,
+a handful in prose and at most `max_depth` in a text that repeats one token.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -23,8 +23,8 @@ class SuffixProposal:
     """One chain of draft tokens.
 
     `probabilities[i]` is the estimated probability that `tokens[: i + 1]` all hold, `score` their sum (the accepted
-    length to expect), `match_len` the number of last tokens of the text that were matched. Without a draft `match_len` may still be
-    positive: test `tokens`.
+    length to expect), `match_len` how many of the text's last tokens were matched. It may be positive where there is no
+    draft: test `tokens`.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -63,8 +63,8 @@ class SuffixCache:
         """The best-scoring continuation over all lengths p of the matched tail, the longer p on ties.
 
         p runs from 1 to the context's length - 1, the context being the last `max_depth` tokens. A match of p tokens
-        may draft min(`max_tokens`, floor(`factor` * p + `offset`), `max_depth` - p) tokens; it follows the most frequent
-        next token, multiplies the ratios of counts, and ends before their product falls below `min_probability`.
+        drafts at most min(`max_tokens`, floor(`factor` * p + `offset`), `max_depth` - p) tokens: it follows the most
+        frequent next token, multiplies the ratios of counts, and ends before the product falls below `min_probability`.
         """
         top = min(self.num_tokens, self.max_depth) - 1
         best = SuffixProposal(match_len=max(top, 0))
@@ -120,7 +120,7 @@ class SuffixCache:
         self._tail = shorter if self._length[shorter] == self.max_depth - 1 else last
 
     def _grow(self, token: int) -> int:
-        """Make the state of the text with `token` appended, splitting a state whose shorter substrings now occur once more.
+        """Make the state of the text with `token` appended; split one whose shorter substrings alone end here again.
 
         The usual online construction of a suffix automaton (Blumer et al., 1985) with lengths cut at `max_depth`; every
         suffix it extends but the whole tail is shorter than that, so the cut touches no comparison of lengths.

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tierspec.decoding import DecodingStats, SamplingParams
+from tierspec.evaluation.methods import Answer, Method
 from tierspec.evaluation.metrics import loops, ratio
-from tierspec.evaluation.methods import Generation, Method
 from tierspec.evaluation.top2_gap import Top2Gap
 
 BASELINE = "autoregressive"
@@ -21,7 +21,7 @@ class Trial:
 
     prompt_id: str
     prompt_ids: list[int]
-    answers: dict[str, Generation]
+    answers: dict[str, Answer]
 
     @property
     def looping(self) -> bool:
@@ -61,7 +61,7 @@ def compare(
         if stop():
             break
         seeded = replace(sampling, seed=(sampling.seed or 0) + index)
-        runs: dict[str, list[Generation]] = {method.name: [] for method in methods}
+        runs: dict[str, list[Answer]] = {method.name: [] for method in methods}
         for repeat in range(repeats):
             first = (index + repeat) % len(methods)
             for method in (*methods[first:], *methods[:first]):
@@ -92,7 +92,9 @@ def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | Non
     return None if len(expected) == len(found) else min(len(expected), len(found))
 
 
-def summarise(trials: Sequence[Trial], differing: Sequence[Difference], *, invariant: bool) -> dict[str, dict[str, Any]]:
+def summarise(
+    trials: Sequence[Trial], differing: Sequence[Difference], *, invariant: bool
+) -> dict[str, dict[str, Any]]:
     """The report's entry of one prompt set: {method: numbers}, with `looping` and `non_looping` splits."""
     if not trials:
         return {}
@@ -137,11 +139,11 @@ def _numbers(trials: Sequence[Trial], name: str) -> dict[str, Any]:
     }
 
 
-def _tokens_per_s(answers: Sequence[Generation]) -> float | None:
+def _tokens_per_s(answers: Sequence[Answer]) -> float | None:
     return ratio(sum(len(answer.token_ids) for answer in answers), sum(answer.seconds for answer in answers))
 
 
-def _median_run(name: str, runs: Sequence[Generation]) -> Generation:
+def _median_run(name: str, runs: Sequence[Answer]) -> Answer:
     for run in runs[1:]:
         if run.stats is not None and run.token_ids != runs[0].token_ids:
             raise RuntimeError(f"{name} answered the same prompt with the same seed in two ways")

@@ -2,28 +2,27 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from tierspec.config import DraftSettings
-from tierspec.decoding import DecodingStats, DraftOptions, SamplingParams, generate
+from tierspec.decoding import DecodingStats, DraftOptions, LocalCell, SamplingParams
 from tierspec.drafters import Drafter
 from tierspec.errors import SettingError
-from tierspec.models import Target
+from tierspec.models import PAGE_TOKENS, Target
 from tierspec.sampling import RowSampling
 
 PROMPT_LOOKUP_TOKENS = 10
-OUR_SOURCES = {"autoregressive": "none", "suffix": "suffix", "eagle3": "neural", "auto": "auto"}
+DRAFT_SOURCES = {"autoregressive": "none", "suffix": "suffix", "eagle3": "neural", "auto": "auto"}
 NEURAL = frozenset({"eagle3", "auto"})
-REPORT_NAMES = {"auto": "suffix_or_neural"}
+_REPORT_NAMES = {"auto": "suffix_or_neural"}
 
 
 @dataclass(frozen=True)
-class Generation:
+class Answer:
     """One answer. `seconds` is wall clock of the whole call, the prompt's prefill included. `stats` is None for a
     runtime that is not ours. An end-of-sequence token is not part of `token_ids`."""
 
@@ -34,26 +33,29 @@ class Generation:
 
 @dataclass(frozen=True)
 class Method:
-    """A name and what it does with (prompt ids, sampling)."""
+    """A name and what it does with prompt ids."""
 
     name: str
-    run: Callable[[Sequence[int], SamplingParams], Generation]
-    details: dict[str, Any] = field(default_factory=dict)
+    run: Callable[[Sequence[int], SamplingParams], Answer]
 
 
-def build_methods(names: Sequence[str], target: Target, drafter: Drafter | None, draft: DraftSettings) -> list[Method]:
-    """The named methods over one target; transformers' model is loaded once, when first used.
+def build_methods(
+    names: Sequence[str], target: Target, drafter: Drafter | None, draft: DraftSettings, *, max_tokens: int
+) -> list[Method]:
+    """The named methods over one target, for sequences of up to `max_tokens` tokens, prompt included.
+
+    transformers' model is loaded when it is first used, once for all methods. `auto` is reported as suffix_or_neural.
 
     Raises:
-        SettingError: a method needs a neural drafter and there is none.
+        SettingError: an unknown method, or one that needs a neural drafter where there is none.
     """
     reference = ReferenceModel(target)
     methods = []
     for name in names:
         if name in NEURAL and drafter is None:
-            raise SettingError(f"evaluation.methods: {name} needs a trained drafter; run jobs.train first or leave it out")
-        if name in OUR_SOURCES:
-            methods.append(_ours(name, target, drafter if name in NEURAL else None, draft))
+            raise SettingError(f"evaluation.methods: {name} needs a trained drafter, and there is none")
+        if name in DRAFT_SOURCES:
+            methods.append(_ours(name, target, drafter if name in NEURAL else None, draft, max_tokens))
         elif name == "transformers":
             methods.append(Method(name, reference.generate))
         elif name == "transformers_prompt_lookup":
@@ -63,16 +65,17 @@ def build_methods(names: Sequence[str], target: Target, drafter: Drafter | None,
     return methods
 
 
-def _ours(name: str, target: Target, drafter: Drafter | None, draft: DraftSettings) -> Method:
-    options = DraftOptions.from_settings(draft.model_copy(update={"source": OUR_SOURCES[name]}))
+def _ours(name: str, target: Target, drafter: Drafter | None, draft: DraftSettings, max_tokens: int) -> Method:
+    options = DraftOptions.from_settings(draft.model_copy(update={"source": DRAFT_SOURCES[name]}))
+    budget = max_tokens + options.max_tokens + options.suffix.max_tokens + PAGE_TOKENS
+    cell = LocalCell(target, drafter=drafter, max_running=1, token_budget=budget)
 
-    def run(prompt_ids: Sequence[int], sampling: SamplingParams) -> Generation:
+    def run(prompt_ids: Sequence[int], sampling: SamplingParams) -> Answer:
         start = time.perf_counter()
-        (answer,) = generate(target, [list(prompt_ids)], drafter=drafter, sampling=sampling, draft=options)
-        _synchronize(target.decoder.device)
-        return Generation(answer.token_ids, time.perf_counter() - start, answer.stats)
+        (answer,) = cell.generate([prompt_ids], sampling, draft=options)
+        return Answer(answer.token_ids, time.perf_counter() - start, answer.stats)
 
-    return Method(REPORT_NAMES.get(name, name), run)
+    return Method(_REPORT_NAMES.get(name, name), run)
 
 
 class ReferenceModel:
@@ -83,32 +86,50 @@ class ReferenceModel:
 
     @cached_property
     def model(self) -> Any:
+        from transformers import AutoModelForCausalLM  # takes seconds to import
+
         decoder = self._target.decoder
-        model = AutoModelForCausalLM.from_pretrained(self._target.path, dtype=decoder.dtype, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(self._target.path, dtype=decoder.dtype, local_files_only=True)
         return model.to(decoder.device).eval()
 
-    def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Generation:
+    def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Answer:
         """Plain `generate`."""
-        return self._timed(prompt_ids, sampling)
-
-    def generate_with_prompt_lookup(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Generation:
-        """`generate` with drafts copied from the prompt and the output (prompt-lookup decoding)."""
-        return self._timed(prompt_ids, sampling, prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS)
-
-    def _timed(self, prompt_ids: Sequence[int], sampling: SamplingParams, **options: Any) -> Generation:
-        model, row = self.model, sampling.row()
-        input_ids = torch.tensor([list(prompt_ids)], device=model.device)
-        options |= _sampling_options(row) | {"max_new_tokens": sampling.max_new_tokens}
-        eos_ids = list(self._target.eos_ids)
-        if eos_ids:
-            options |= {"eos_token_id": eos_ids, "pad_token_id": eos_ids[0]}
-        torch.manual_seed(row.seed % 2**63)
         start = time.perf_counter()
+        (ids,) = self.generate_batch([prompt_ids], sampling)
+        return Answer(ids, time.perf_counter() - start)
+
+    def generate_with_prompt_lookup(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Answer:
+        """`generate` with drafts copied from the prompt and the output (prompt-lookup decoding)."""
+        start = time.perf_counter()
+        (ids,) = self.generate_batch([prompt_ids], sampling, prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS)
+        return Answer(ids, time.perf_counter() - start)
+
+    def generate_batch(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, **options: Any
+    ) -> list[list[int]]:
+        """Output ids of one call over left-padded prompts, each cut before its end of sequence."""
+        model, row, ends = self.model, sampling.row(), self._target.eos_ids
+        longest = max(len(prompt) for prompt in prompts)
+        padding = ends[0] if ends else 0
+        padded = [[padding] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        # An id that no row can choose: `None` would fall back to the model's own end of sequence.
+        never = [self._target.config.vocab_size]
+        options |= _sampling_options(row) | {
+            "max_new_tokens": sampling.max_new_tokens,
+            "eos_token_id": never if sampling.ignore_eos or not ends else list(ends),
+            "pad_token_id": padding,
+        }
+        if not row.greedy:
+            torch.manual_seed(row.seed)
         with torch.inference_mode():
-            output = model.generate(input_ids, attention_mask=torch.ones_like(input_ids), **options)
-        ids = output[0, len(prompt_ids) :].tolist()
-        seconds = time.perf_counter() - start
-        return Generation(ids[:-1] if ids and ids[-1] in eos_ids else ids, seconds)
+            outputs = model.generate(
+                torch.tensor(padded, device=model.device),
+                attention_mask=torch.tensor(mask, device=model.device),
+                **options,
+            )
+        rows = outputs[:, longest:].tolist()
+        return rows if sampling.ignore_eos else [_before_end(ids, ends) for ids in rows]
 
 
 def _sampling_options(row: RowSampling) -> dict[str, Any]:
@@ -117,6 +138,5 @@ def _sampling_options(row: RowSampling) -> dict[str, Any]:
     return {"do_sample": True, "temperature": row.temperature, "top_p": row.top_p, "top_k": row.top_k}
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _before_end(ids: list[int], ends: Sequence[int]) -> list[int]:
+    return next((ids[:position] for position, token in enumerate(ids) if token in ends), ids)

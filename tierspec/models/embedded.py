@@ -48,7 +48,9 @@ def embedded_directory(name: str) -> Path:
                     _BUILDERS[name](unfinished)
                     atomic_write_json(unfinished / _MANIFEST, _manifest(unfinished))
     except OSError as error:
-        raise SettingError(f"cannot write the model cache {directory} (set TIERSPEC_CACHE): {error.strerror}") from error
+        if error.strerror is None:  # not the system's refusal but a library's
+            raise
+        raise SettingError(f"cannot write {directory}: {error.strerror} (TIERSPEC_CACHE names the cache)") from error
     return directory
 
 

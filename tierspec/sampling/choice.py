@@ -22,10 +22,11 @@ _TOP_P_WIDTHS = (64, 1024)
 _GROUPS_PER_RANK = 8
 _CHUNK_ELEMENTS = 2**17
 _CHUNK_ROWS = 16
+_HOTTEST = 1e30  # 1 / temperature must not vanish in float32: -inf * 0 is NaN
 
 
 class _Row(NamedTuple):
-    index: int
+    number: int
     temperature: float
     top_k: int
     top_p: float
@@ -59,8 +60,8 @@ def target_choice(
     columns_R = greedy_choice(logits)
     if any(value >= GREEDY_TEMPERATURE for value in temperatures):
         named = {"top_k": top_k, "top_p": top_p, "seed": seed, "stream": stream, "position": position}
-        columns = zip(temperatures, *(_per_row(name, values, count) for name, values in named.items()), strict=True)
-        rows = [_Row(index, *values) for index, values in enumerate(columns) if values[0] >= GREEDY_TEMPERATURE]
+        settings = zip(temperatures, *(_per_row(name, values, count) for name, values in named.items()), strict=True)
+        rows = [_Row(number, *values) for number, values in enumerate(settings) if values[0] >= GREEDY_TEMPERATURE]
         cut = [row for row in rows if 0 < row.top_k < vocabulary or row.top_p < 1.0]
         whole = [row for row in rows if not (0 < row.top_k < vocabulary or row.top_p < 1.0)]
         for choose, chosen, size in (
@@ -69,7 +70,7 @@ def target_choice(
         ):
             for start in range(0, len(chosen), size):
                 chunk = chosen[start : start + size]
-                columns_R[[row.index for row in chunk]] = choose(logits, chunk, ids)
+                columns_R[[row.number for row in chunk]] = choose(logits, chunk, ids)
     return columns_R if ids is None else ids[columns_R]
 
 
@@ -79,50 +80,51 @@ def greedy_choice(logits: Tensor) -> Tensor:
     values = logits.float()
     if values.is_cuda or columns % _ARGMAX_GROUP:
         return values.argmax(dim=-1)
-    groups = values.view(rows, -1, _ARGMAX_GROUP)
+    groups = values.reshape(rows, columns // _ARGMAX_GROUP, _ARGMAX_GROUP)
     best = groups.amax(dim=-1).argmax(dim=-1)
     return best * _ARGMAX_GROUP + groups[torch.arange(rows), best].argmax(dim=-1)
 
 
 def _choose_from_all(logits: Tensor, rows: list[_Row], ids: Tensor | None) -> Tensor:
-    inverse_R1 = torch.tensor([1.0 / row.temperature for row in rows], device=logits.device)[:, None]
-    keys = _keys(rows)
+    inverse_R1 = torch.tensor([_inverse(row) for row in rows], device=logits.device)[:, None]
+    seed, stream, position = _keys(rows)
     if ids is None:
-        noise = gumbel_all(*keys, logits.shape[1], logits.device)
+        noise = gumbel_all(seed, stream, position, logits.shape[1], logits.device)
     else:
-        noise = gumbel(*keys, ids)
-    return greedy_choice((logits[[row.index for row in rows]].float() * inverse_R1).add_(noise))
+        noise = gumbel(seed, stream, position, ids)
+    return greedy_choice((logits[[row.number for row in rows]].float() * inverse_R1).add_(noise))
 
 
 def _choose_from_survivors(logits: Tensor, rows: list[_Row], ids: Tensor | None) -> Tensor:
     survivors, scores = [], []
     for row in rows:
-        scaled = logits[row.index].float() * (1.0 / row.temperature)
+        scaled = logits[row.number].float() * _inverse(row)
         survivors.append(_survivors(scaled, row.top_k, row.top_p))
         scores.append(scaled[survivors[-1]])
     sizes = [len(columns) for columns in survivors]
     columns_S = torch.cat(survivors)
     ids_S = columns_S if ids is None else ids[columns_S]
     repeats = torch.tensor(sizes)
-    noise_S = gumbel(*(key.repeat_interleave(repeats) for key in _keys(rows)), ids_S[:, None])[:, 0]
+    seed, stream, position = (key.repeat_interleave(repeats) for key in _keys(rows))
+    noise_S = gumbel(seed, stream, position, ids_S[:, None])[:, 0]
     noisy = (torch.cat(scores) + noise_S).split(sizes)
     return torch.stack([columns[score.argmax()] for columns, score in zip(survivors, noisy, strict=True)])
 
 
 def _survivors(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
     """Ascending columns of the row `scaled` `[V]` (logits / temperature) that top-k, then top-p leave."""
-    limited = 0 < top_k < len(scaled)
-    peak = scaled.max()
-    total = None if limited else (scaled - peak).exp_().sum(dtype=torch.float64)
-    for width in (top_k,) if limited else (*_TOP_P_WIDTHS, len(scaled)):
+    limit = top_k if 0 < top_k < len(scaled) else len(scaled)
+    if top_p >= 1.0:
+        return _ranked(scaled, limit).sort().values
+    limited = limit < len(scaled)
+    weights = (scaled - scaled.max()).exp_()
+    for width in (limit,) if limited else (*_TOP_P_WIDTHS, limit):
         ranked = _ranked(scaled, width)
-        mass = (scaled[ranked] - peak).exp_().cumsum(0, dtype=torch.float64)
-        needed = top_p * (mass[-1] if total is None else total)
+        mass = weights[ranked].cumsum(0, dtype=torch.float64)
+        needed = top_p * (mass[-1] if limited else weights.sum(dtype=torch.float64))
         if mass[-1] >= needed:
             break
-    if top_p < 1.0:
-        ranked = ranked[: int((mass < needed).sum()) + 1]
-    return ranked.sort().values
+    return ranked[: int((mass < needed).sum()) + 1].sort().values
 
 
 def _ranked(scaled: Tensor, width: int) -> Tensor:
@@ -138,6 +140,10 @@ def _ranked(scaled: Tensor, width: int) -> Tensor:
     bounds = scaled[: groups * span].view(span, groups).amax(dim=0) if span > 1 else scaled
     columns = (scaled >= bounds.topk(width).values[-1]).nonzero()[:, 0]
     return columns[scaled[columns].sort(descending=True, stable=True).indices[:width]]
+
+
+def _inverse(row: _Row) -> float:
+    return 1.0 / min(row.temperature, _HOTTEST)
 
 
 def _keys(rows: list[_Row]) -> tuple[Tensor, Tensor, Tensor]:

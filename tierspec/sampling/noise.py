@@ -44,8 +44,8 @@ def philox4x32(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor
 def gumbel(seed: PerRow, stream: PerRow, position: PerRow, ids: Tensor) -> Tensor:
     """Noise of chosen token ids.
 
-    `seed`, `stream`, `position`: one int64 per row `[R]`; `ids`: `[S]` for all rows or `[R, S]`. Returns float32 `[R, S]`
-    on the device of `ids`. `position` is the absolute index, in prompt and output, of the token to be chosen.
+    `seed`, `stream`, `position`: one int64 per row `[R]`; `ids`: `[S]` for all rows, or `[R, S]`. Returns float32
+    `[R, S]` on the device of `ids`. `position` is the absolute index, in prompt and output, of the token to be chosen.
     """
     ids = ids if ids.dim() == 2 else ids[None]
     lanes = torch.stack(_lanes(seed, stream, position, ids >> 2))

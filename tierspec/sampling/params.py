@@ -1,7 +1,7 @@
 """What one request asks of sampling: `SamplingParams`, and the part of it that travels to the tiers, `RowSampling`."""
 
-import math
 import secrets
+import sys
 from dataclasses import dataclass
 
 from tierspec.errors import SettingError
@@ -23,9 +23,8 @@ def draw_seed() -> int:
 class RowSampling:
     """What turns one row of logits and a position into a token.
 
-    `temperature` divides the logits, below 1e-5 the row is greedy.
-    `top_k` 0 and `top_p` 1.0 truncate nothing. `seed` and `stream` key the noise (`tierspec.sampling.noise`) and are
-    not read when `greedy`.
+    `temperature` divides the logits; below 1e-5 the row is greedy. `top_k` 0 and `top_p` 1.0 truncate nothing. `seed`
+    and `stream` key the noise (`tierspec.sampling.noise`) and are not read when greedy.
     """
 
     temperature: float = 0.0
@@ -66,7 +65,7 @@ class SamplingParams:
             ("temperature", "a finite number >= 0", _is_finite(self.temperature) and self.temperature >= 0),
             ("top_p", "a number above 0, at most 1", _is_finite(self.top_p) and 0 < self.top_p <= 1),
             ("top_k", "an integer >= -1 (0 and -1: all)", _is_int(self.top_k) and self.top_k >= -1),
-            ("seed", "a signed 64-bit integer", self.seed is None or _is_int(self.seed) and self.seed in _SEEDS),
+            ("seed", "a signed 64-bit integer", self.seed is None or (_is_int(self.seed) and self.seed in _SEEDS)),
             (
                 "stop",
                 f"a tuple of at most {_MAX_STOP_STRINGS} non-empty strings",
@@ -97,4 +96,4 @@ def _is_int(value: object) -> bool:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -1,9 +1,9 @@
 """The VAT objective (arXiv 2608.30135 sections 4.2 to 4.4) on blocks of K draft positions.
 
 Per block: sum_k w_k (soft_k + hard_k) + beta * mean_k BCE_k. Blocks with a valid position are averaged and the whole
-is divided by the sum of the base schedule, so that gradient norms stay comparable between weightings (our choice, vat.md
-6.4). Where the target's choice is outside a pruned draft vocabulary, the position is rejected, its soft loss is masked
-and its head loss kept; the hard loss is masked where the corpus token is outside (our choice, vat.md 6.2).
+is divided by the sum of the base schedule, so that gradient norms stay comparable between weightings (our choice).
+ Where the target's choice is outside a pruned draft vocabulary, the position is rejected, its soft loss is masked
+and its head loss kept; the hard loss is masked where the corpus token is outside (our choice).
 Legend: N blocks, K positions, V target vocabulary, C draft vocabulary.
 """
 
@@ -91,7 +91,7 @@ def head_loss(survival_logits: Tensor, coefficients: Coefficients) -> tuple[Tens
 
 
 def normaliser(valid: Tensor, settings: ObjectiveSettings) -> Tensor:
-    """What the sum over blocks is divided by: blocks with a valid position (at least 1) times the base schedule's sum."""
+    """Divisor of the sum over blocks: blocks with a valid position (at least 1) times the sum of the base schedule."""
     return valid[..., 0].sum().clamp_min(1) * base_schedule(settings, valid.shape[-1]).sum().to(valid.device)
 
 

@@ -19,8 +19,8 @@ class VerificationPolicy(Protocol):
     def accept(self, draft_ids: Tensor, choices: Tensor, logits: Tensor) -> int:
         """The number of leading draft tokens to keep, 0 .. K.
 
-        `draft_ids` `[K]`; `choices` `[K + 1]` is the target's choice after each prefix of the draft, the last one after
-        the whole draft; `logits` `[K + 1, V]` are the rows the choices came from. The choice after the kept tokens follows them.
+        `draft_ids` `[K]`; `choices` `[K + 1]`: the target's choice after 0 .. K draft tokens; `logits` `[K + 1, V]`:
+        the rows those came from. Of the choices, the one after the kept tokens is committed with them.
         """
         ...
 

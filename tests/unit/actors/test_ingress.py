@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from actors.cell_protocol import Admitted, Block, CellDescription, CellEvent, CellRequest, Failed, Finished
+from actors.cell_protocol import Admitted, Block, CellDescription, CellEvent, CellRequest, Failed, Finished, TierStatus
 from actors.ingress import build_app, key_digest
 from actors.metrics import CellMetrics
 from actors.openai_errors import ApiError, overloaded
@@ -49,7 +49,7 @@ class ScriptedCells:
             self.open -= 1
 
     async def describe(self) -> CellDescription:
-        return CellDescription("m", 2048, 1, None, "colocated", {"verifier": self.ready}, {"verifier": 2})
+        return CellDescription(2048, 1, None, "colocated", {"verifier": TierStatus(self.ready, 1, 2)})
 
     async def metrics(self) -> list[list]:
         snapshots = []

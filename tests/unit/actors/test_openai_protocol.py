@@ -5,16 +5,16 @@ import json
 import pytest
 
 from actors.openai_errors import ApiError
-from actors.openai_protocol import UNSUPPORTED, ChatBody, CompletionBody, Generation, GenerationBody, parse
+from actors.openai_protocol import UNSUPPORTED, ChatBody, CompletionBody, GenerationBody, GenerationRequest, parse
 
 USER = [{"role": "user", "content": "Hi"}]
 
 
-def chat(**fields: object) -> Generation:
+def chat(**fields: object) -> GenerationRequest:
     return parse(ChatBody, json.dumps({"model": "m", "messages": USER} | fields).encode())
 
 
-def completion(**fields: object) -> Generation:
+def completion(**fields: object) -> GenerationRequest:
     return parse(CompletionBody, json.dumps({"model": "m", "prompt": "Hi"} | fields).encode())
 
 

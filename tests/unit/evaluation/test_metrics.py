@@ -31,7 +31,9 @@ def test_loops_equals_brute_force(seed):
         assert loops(ids, max_period=max_period, span=span) == loops_by_definition(ids, max_period, span)
 
 
-@pytest.mark.parametrize(("period", "length", "expected"), [(1, 64, True), (1, 63, False), (32, 64, True), (32, 63, False), (33, 99, False)])
+@pytest.mark.parametrize(
+    ("period", "length", "expected"), [(1, 64, True), (1, 63, False), (32, 64, True), (32, 63, False), (33, 99, False)]
+)
 def test_loops_at_the_edges_of_its_defaults(period, length, expected):
     assert loops([i % period for i in range(length)]) is expected
 

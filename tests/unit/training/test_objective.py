@@ -7,6 +7,8 @@ from tierspec.config import ObjectiveSettings
 from tierspec.training.objective import adaptive_weights, base_schedule, vat_loss
 
 N, K, V = 6, 5, 17
+DFLASH_WEIGHTS = [1, 0.8669, 0.7515, 0.6514, 0.5647, 0.4895, 0.4244, 0.3679, 0.3189]
+DFLASH_WEIGHTS += [0.2765, 0.2397, 0.2077, 0.1801, 0.1561, 0.1353]
 
 
 def blocks(seed: int = 0, vocab: int = V, columns: int = V) -> dict[str, torch.Tensor]:
@@ -31,8 +33,7 @@ def blocks(seed: int = 0, vocab: int = V, columns: int = V) -> dict[str, torch.T
         (
             "dflash",
             1,
-            [1, 0.8669, 0.7515, 0.6514, 0.5647, 0.4895, 0.4244]
-            + [0.3679, 0.3189, 0.2765, 0.2397, 0.2077, 0.1801, 0.1561, 0.1353],
+            DFLASH_WEIGHTS,
         ),
         ("dflash", 15, [1] * 15),
         ("dflash", 16, [1] * 15),

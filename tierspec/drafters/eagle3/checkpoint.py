@@ -1,4 +1,4 @@
-"""EAGLE-3 checkpoints: ``config.json`` and ``model.safetensors`` with the tensor names that engines use (formats.md A2).
+"""EAGLE-3 checkpoints: ``config.json``, and ``model.safetensors`` with the tensor names that engines use.
 
 The embedding is the target's and not stored; the verification head rides along under ``verification_head.``.
 """
@@ -50,7 +50,7 @@ def tensor_shapes(c: Eagle3Config) -> dict[str, tuple[int, ...]]:
 def embedding_sha256(embedding: Tensor) -> str:
     """Identity of a target's embedding [V, D]: SHA-256 of its bytes in bf16, whatever dtype it is loaded in."""
     data = embedding.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy()
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(data.tobytes()).hexdigest()
 
 
 def save_eagle3(

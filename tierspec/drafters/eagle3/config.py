@@ -99,7 +99,7 @@ class Eagle3Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], path: Path) -> "Eagle3Config":
-        """Reads what `to_json` wrote. ArtifactError names `path` and the field that is missing, unknown or malformed."""
+        """Reads what `to_json` wrote. ArtifactError names `path` and the field that is missing, unknown or wrong."""
         given = {name: value for name, value in values.items() if name != "family"}
         wanted = {field.name: field.type for field in dataclasses.fields(cls)}
         for name in wanted.keys() ^ given.keys():

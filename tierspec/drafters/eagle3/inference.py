@@ -196,24 +196,24 @@ class Eagle3State:
             return []
         last = torch.tensor(_padded([end - 1 for end in _ends(layout.counts)][:count]), device=d.device)
         layout = _rows_of(layout, last)
-        state_ND, queries = features_RD[last], queries[last]
+        state_ND, queries, chosen_N = features_RD[last], queries[last], last
 
-        passes = []
+        passes: list[Tensor] = []
         for step in range(max(wanted)):
             if step:
                 count = sum(tokens > step for tokens in wanted)
                 width = max(_LEAST_ROWS, count)
                 layout = self._cache.layout([Step(s, (0,)) for s in rows[:count]], padded_rows=width)
                 state_ND = state_ND[:width]
-                token_ND = d.draft_tokens_CD[columns[:width]]
+                token_ND = d.draft_tokens_CD[chosen_N[:width]]
                 x = torch.cat((token_ND, d.ops.rms_norm(state_ND, d.state_norm, eps)), -1)
                 queries = d.ops.rope_store(d.qkv(x), layout, d.rope, self._cache, 0, d.config.num_heads)
             mixed = d.out(d.ops.attend(queries, layout, self._cache, 0, d.config.num_heads))
             normed = d.ops.add_rms_norm(state_ND, mixed, d.mlp_norm, eps)
             mlp = d.down(d.ops.silu_mul(d.gate_up(normed)))
             logits_NC = d.head(d.ops.add_rms_norm(state_ND, mlp, d.final_norm, eps))
-            columns = self._choose(logits_NC, _padded(requests[:count]), step)
-            passes.append(columns[:count])
+            chosen_N = self._choose(logits_NC, _padded(requests[:count]), step)
+            passes.append(chosen_N[:count])
         return passes
 
     def _choose(self, logits_NC: Tensor, requests: list[DraftRequest], step: int) -> Tensor:

@@ -9,6 +9,8 @@ Legend: B sequences, T rows, A anchors, K steps, F concatenated features, D hidd
 R = H / G heads per group, E head dim.
 """
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -92,6 +94,11 @@ class Eagle3(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
 
+    @property
+    def layer(self) -> MidLayer:
+        """The only layer."""
+        return cast(MidLayer, self.layers[0])
+
     @torch.no_grad()
     def initialize(self, generator: torch.Generator, std: float = 0.02) -> None:
         """Matrices normal(0, std), norms one; the same values for the same generator state."""
@@ -101,11 +108,10 @@ class Eagle3(nn.Module):
     def unroll(self, features_BTF: Tensor, embedded_BTD: Tensor, anchors_BA: Tensor, depth: int) -> Tensor:
         """States before the heads (after the final norm) for every anchor and step: [B, A, K, D].
 
-        features_BTF: target features of rows 0 .. T-1 of each sequence; embedded_BTD: embedding of token p + 1 at row p;
-        anchors_BA: int64 row numbers. Rows past a sequence's end may hold anything: no anchor before them sees them.
+        features_BTF: target features of rows 0 .. T-1 of each sequence; embedded_BTD: embedding of token p + 1 at row
+        p; anchors_BA: int64 row numbers. Rows past a sequence's end may hold anything: no anchor before them sees them.
         """
-        layer: MidLayer = self.layers[0]  # type: ignore[assignment]
-        attention = layer.self_attn
+        layer, attention = self.layer, self.layer.self_attn
         rows = features_BTF.shape[1]
         cos, sin = rope_tables(self.config.rope, self.config.head_dim, rows + depth, features_BTF.device)
 
@@ -140,7 +146,12 @@ class Eagle3(nn.Module):
 
 
 def attend(
-    q_BAHE: Tensor, keys_BGET: Tensor, values_BGTE: Tensor, bias_BAT: Tensor, own_keys: list[Tensor], own_values: list[Tensor]
+    q_BAHE: Tensor,
+    keys_BGET: Tensor,
+    values_BGTE: Tensor,
+    bias_BAT: Tensor,
+    own_keys: list[Tensor],
+    own_values: list[Tensor],
 ) -> Tensor:
     """Attention of anchors over all first-step rows, masked by `bias_BAT`, and over their own later rows, each
     [B, A, G, E]. Returns [B, A, H * E]. Plain products: several times faster on CPU than a masked fused kernel."""

@@ -1,8 +1,8 @@
-"""The two tiers as objects: they hold KV per sequence, answer one message at a time, and can be thrown away.
+"""The full model's tier: one ragged forward per message, then the one acceptance rule, then rollback.
 
-Whether a tier lives in this process or in an actor on another machine is the caller's business.
+It can be thrown away at any time. Whether it lives in this process or in an actor elsewhere is the caller's business.
 
-Legend: R rows of a forward, C rows whose logits are wanted, B items to verify, K longest draft, D hidden size, V vocabulary.
+Legend: R rows of a forward, C rows to choose at, B items to verify, K longest draft, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from tierspec.decoding.messages import (
     Prefill,
     Prefilled,
     Propose,
-    Proposed,
     ReplyItem,
     TierMessage,
     TierReply,
@@ -30,19 +28,13 @@ from tierspec.decoding.messages import (
     Verify,
 )
 from tierspec.decoding.prefix_hash import PrefixHash
-from tierspec.drafters.protocol import Drafter, DraftRequest, FeatureProjection
-from tierspec.models import PAGE_TOKENS, CacheFull, CacheSequence, Decoder, Step
+from tierspec.drafters.protocol import FeatureProjection
+from tierspec.models import PAGE_TOKENS, CacheSequence, Step, Target
 from tierspec.sampling import RowSampling
 from tierspec.verification import greedy_prefix, load_policy, target_choice
 
 _CHUNK_ROWS = 512  # rows whose logits exist at once
 _policy = cache(load_policy)
-
-
-class Tier(Protocol):
-    """Answers a message; synchronous, one at a time."""
-
-    def handle(self, message: TierMessage) -> TierReply: ...
 
 
 @dataclass(slots=True)
@@ -64,11 +56,11 @@ class _Work:
 
 
 class VerifierTier:
-    """The full model: one ragged forward per message, prompts and drafts together."""
+    """Holds KV per sequence and answers Prefill and Verify, prompts and drafts in one forward."""
 
     def __init__(
         self,
-        decoder: Decoder,
+        target: Target,
         *,
         token_budget: int,
         projection: FeatureProjection | None = None,
@@ -78,8 +70,8 @@ class VerifierTier:
 
         `token_budget`: tokens of KV cache, in whole pages.
         """
-        self._decoder = decoder
-        self._cache = decoder.new_cache(token_budget)
+        self._decoder = target.decoder
+        self._cache = target.decoder.new_cache(token_budget)
         self._projection = projection
         self._feature_layers = tuple(feature_layers)
         self._held: dict[str, _Held] = {}
@@ -158,12 +150,14 @@ class VerifierTier:
         first_rows: list[int] = []
         rows: list[int] = []
         samplings: list[RowSampling] = []
+        policies: list[str] = []
         positions: list[int] = []
         for work in works:
             item = work.item
             assert isinstance(item, Verify)
             committed, choices = len(item.token_ids) - item.num_drafts, item.num_drafts + 1
             drafts.append(item.token_ids[committed:])
+            policies.append(item.policy)
             first_rows.append(len(rows))
             rows.extend(range(work.row + committed - 1, work.row + committed - 1 + choices))
             samplings.extend([item.sampling] * choices)
@@ -187,11 +181,10 @@ class VerifierTier:
             draft_BK = torch.tensor([d + [-1] * (longest - len(d)) for d in drafts], device=device)
             place_BK = (first_B[:, None] + torch.arange(longest, device=device)).clamp_(max=len(rows) - 1)
             accepted_B = greedy_prefix(draft_BK, choice_C[place_BK])
-            for i, work in enumerate(works):
-                policy = _policy(work.item.policy)
-                if drafts[i] and policy.name != "strict":
-                    choices = slice(first_rows[i], first_rows[i] + len(drafts[i]) + 1)
-                    accepted_B[i] = policy.accept(draft_BK[i, : len(drafts[i])], choice_C[choices], logits_CV[choices])
+            for i, (name, draft, first) in enumerate(zip(policies, drafts, first_rows, strict=True)):
+                if draft and name != "strict":
+                    block = slice(first, first + len(draft) + 1)
+                    accepted_B[i] = _policy(name).accept(draft_BK[i, : len(draft)], choice_C[block], logits_CV[block])
         results = torch.stack((accepted_B, choice_C[first_B + accepted_B]), 1).tolist()
         for work, draft, (accepted, next_token) in zip(works, drafts, results, strict=True):
             work.kept = len(work.item.token_ids) - len(draft) + accepted
@@ -208,67 +201,6 @@ class VerifierTier:
             return Prefilled(item.sequence_id, item.round_id, item.base + kept, num_features)
         accepted = kept - (len(item.token_ids) - item.num_drafts)
         return Verified(item.sequence_id, item.round_id, accepted, work.next_token, num_features)
-
-
-class DrafterTier:
-    """The neural drafter: one batched `propose` per message."""
-
-    def __init__(self, drafter: Drafter, *, token_budget: int) -> None:
-        """`token_budget`: rows of its cache; that of the verifier suffices."""
-        self._state = drafter.new_state(token_budget)
-        self._hashes: dict[str, PrefixHash] = {}
-
-    def handle(self, message: TierMessage) -> TierReply:
-        """Forgets what is released, then takes in and drafts for every item whose rows are held."""
-        started = time.perf_counter()
-        for sequence_id in message.releases:
-            self._forget(sequence_id)
-        items: list[Propose] = []
-        requests: list[DraftRequest] = []
-        replies: dict[str, ReplyItem] = {}
-        row = 0
-        for item in message.items:
-            assert isinstance(item, Propose) and message.features is not None
-            features = message.features[row : row + len(item.token_ids)]
-            row += len(item.token_ids)
-            if item.base != item.origin and self._hash_at(item) != item.prefix_hash:
-                self._forget(item.sequence_id)
-                replies[item.sequence_id] = UnknownPrefix(item.sequence_id, item.round_id, 0)
-                continue
-            items.append(item)
-            requests.append(
-                DraftRequest(
-                    item.sequence_id, item.base, item.token_ids, features, item.max_tokens, item.sampling, item.origin
-                )
-            )
-        for item, reply in zip(items, self._propose(items, requests), strict=True):
-            replies[item.sequence_id] = reply
-        ordered = [replies[item.sequence_id] for item in message.items]
-        return TierReply(message.tier, message.tick, ordered, time.perf_counter() - started)
-
-    def _propose(self, items: list[Propose], requests: list[DraftRequest]) -> list[ReplyItem]:
-        try:
-            drafts = self._state.propose(requests)
-        except CacheFull:
-            return [OutOfPages(item.sequence_id, item.round_id) for item in items]
-        for item in items:
-            hashes = self._hashes.get(item.sequence_id)
-            if hashes is None or item.base == item.origin:
-                hashes = self._hashes[item.sequence_id] = PrefixHash(item.base + 1, item.prefix_hash)
-            hashes.truncate(item.base + 1)
-            hashes.extend(item.token_ids)
-        return [Proposed(item.sequence_id, item.round_id, ids) for item, ids in zip(items, drafts, strict=True)]
-
-    def _hash_at(self, item: Propose) -> int | None:
-        """Hash of the tokens that the rows before the item's base depend on; None if they are not held."""
-        hashes = self._hashes.get(item.sequence_id)
-        if hashes is None or hashes.start != item.origin + 1:
-            return None
-        return hashes.at(item.base + 1)
-
-    def _forget(self, sequence_id: str) -> None:
-        self._state.release(sequence_id)
-        self._hashes.pop(sequence_id, None)
 
 
 def _chunks(works: list[_Work]) -> Iterator[list[_Work]]:

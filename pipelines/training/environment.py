@@ -1,0 +1,29 @@
+"""What a training process needs before DeepSpeed is imported."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from tierspec.config import Settings
+from tierspec.paths import cache_directory
+
+
+def prepare_process(settings: Settings) -> int:
+    """Set this worker's threads and what DeepSpeed reads from the environment; returns the number of threads.
+
+    DeepSpeed compiles a small kernel on first use on CPU; it is kept in the user's cache, and `ninja` is found beside
+    the interpreter even if its environment is not activated.
+    """
+    threads = settings.training.threads or max(1, len(os.sched_getaffinity(0)) // settings.training.workers)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)
+    if not settings.target.device.startswith("cuda"):
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(cache_directory() / "torch_extensions"))
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    os.environ.setdefault("DS_LOG_LEVEL", "warning")
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    return threads

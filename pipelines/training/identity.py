@@ -1,0 +1,77 @@
+"""What a training state depends on. Whoever changes any of it cannot go on from that state."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tierspec.artifacts import atomic_write_json, read_json
+from tierspec.config import Settings
+from tierspec.errors import ArtifactError, SettingError
+from tierspec.training.data import Sample
+
+IDENTITY = "identity.json"
+_OF_TRAINING = (
+    "depth",
+    "anchors",
+    "learning_rate",
+    "betas",
+    "weight_decay",
+    "warmup_ratio",
+    "schedule",
+    "batch_sequences",
+    "accumulation",
+    "max_length",
+    "gradient_clip",
+    "precision",
+    "zero_stage",
+    "workers",
+    "initialize_from_target",
+    "objective",
+)
+
+
+def training_identity(settings: Settings, samples: Iterable[Sample]) -> dict[str, Any]:
+    """Settings that shape the weights, by their dotted names, and a digest of the samples in their order."""
+    values = settings.model_dump(mode="json")
+    digest = hashlib.sha256()
+    for sample in samples:
+        digest.update(json.dumps([sample.sample_id, sample.prompt_ids, sample.response_ids]).encode())
+    return {
+        "run.seed": values["run"]["seed"],
+        **{f"target.{name}": values["target"][name] for name in ("source", "dtype", "numerics")},
+        **{f"drafter.{name}": value for name, value in values["drafter"].items()},
+        **{f"training.{name}": values["training"][name] for name in _OF_TRAINING},
+        "rollouts": digest.hexdigest(),
+    }
+
+
+def refuse_changes(state: Path, identity: dict[str, Any]) -> None:
+    """SettingError if the training state in a folder comes from other settings or rollouts."""
+    if difference := _difference(state / IDENTITY, identity):
+        raise SettingError(f"{difference} in {state}; use another run.name, or training.overwrite=true to train anew")
+
+
+def claim_state(state: Path, identity: dict[str, Any]) -> None:
+    """Make the folder of the training state; a state of other settings or rollouts in it goes."""
+    if _difference(state / IDENTITY, identity):
+        for entry in state.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    state.mkdir(parents=True, exist_ok=True)
+    atomic_write_json(state / IDENTITY, identity)
+
+
+def _difference(path: Path, identity: dict[str, Any]) -> str:
+    if not path.exists():
+        return ""
+    made_with = read_json(path)
+    if not isinstance(made_with, dict):
+        raise ArtifactError(f"{path} is not the identity of a training state")
+    for name, value in identity.items():
+        if made_with.get(name) != value:
+            if name == "rollouts":
+                return "the rollouts are not those of the training state"
+            return f"{name} is {value!r} now, but was {made_with.get(name)!r} for the training state"
+    return ""

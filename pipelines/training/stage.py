@@ -1,0 +1,239 @@
+"""The training stage: rollouts in, a drafter out, and a state from which an interrupted run goes on."""
+
+import hashlib
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray.train
+from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+from ray.train.v2.api.exceptions import WorkerGroupError
+
+from pipelines.cluster import named_address, ray_session
+from pipelines.training.identity import claim_state, refuse_changes, training_identity
+from pipelines.training.records import ProgressBar
+from pipelines.training.worker import BEST, LOG, METRICS, PROVENANCE, STOP_FILE, WorkerJob, run_worker
+from tierspec.artifacts import atomic_directory, atomic_write_json, read_json, run_directory
+from tierspec.config import Settings
+from tierspec.errors import SettingError
+from tierspec.training.data import Rollouts, Sample, read_rollouts
+
+Stop = Callable[[], bool]
+RESULT, CHECKPOINTS = "result.json", "checkpoints"
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What a run trains on and where it goes, checked. `rollouts` is the whole corpus, `samples` what is trained on;
+    `heldout_source` says where the held-out samples come from."""
+
+    rollouts: Rollouts
+    samples: tuple[Sample, ...]
+    heldout: tuple[Sample, ...]
+    heldout_source: str
+    output: Path
+    identity: dict[str, Any]
+
+    @property
+    def state(self) -> Path:
+        """Folder of the training state."""
+        return self.output.parent / "training"
+
+
+def plan_training(
+    settings: Settings, *, output: Path, rollouts: Path | None = None, heldout: Path | None = None
+) -> TrainingPlan:
+    """Read and check everything that a run needs, and write nothing; arguments as in `train_drafter`.
+
+    Raises:
+        SettingError: bad rollouts, rollouts of another target, or a training state of other settings.
+    """
+    directory = rollouts or run_directory(settings, "rollouts")
+    corpus = read_rollouts(directory, settings.training.max_length)
+    if corpus.target != settings.target.source:
+        raise SettingError(
+            f"target.source is {settings.target.source}, but the rollouts in {directory} are answers of {corpus.target}"
+        )
+    if heldout is None and any((run_directory(settings, "rollouts") / "heldout").glob("*.parquet")):
+        heldout = run_directory(settings, "rollouts") / "heldout"
+    samples, held_out, source = _split(corpus, heldout, settings)
+    identity = training_identity(settings, samples)
+    plan = TrainingPlan(corpus, samples, held_out, source, output, identity)
+    if not settings.training.overwrite:
+        refuse_changes(plan.state, identity)
+    return plan
+
+
+def train_drafter(
+    settings: Settings,
+    *,
+    output: Path,
+    rollouts: Path | None = None,
+    heldout: Path | None = None,
+    stop: Stop = lambda: False,
+) -> dict[str, Any]:
+    """Train the drafter of `settings` on the rollouts of a directory; `output` is complete when it is finished.
+
+    `output` gets the drafter (config.json, model.safetensors) of the evaluation with the best held-out accept length,
+    metrics.json, metrics.jsonl (every step) and result.json, whose content is returned. The state is kept beside it,
+    in `training`: an interrupted run, or one with a larger budget, goes on from its last checkpoint, bit for bit as if
+    it had never stopped; a finished one is not repeated.
+
+    Args:
+        rollouts: the run's own by default.
+        heldout: rollouts that never train; by default `rollouts/heldout` of the run, or if that is empty a few of the
+            training rollouts, which then do not train.
+        stop: polled; once true, the workers save after the step at hand, and no drafter is written.
+
+    Raises:
+        SettingError: see `plan_training`; an unusable target; too little disk.
+    """
+    training = settings.training
+    plan = plan_training(settings, output=output, rollouts=rollouts, heldout=heldout)
+    if (finished := _finished_result(plan, settings)) is not None:
+        return finished
+    claim_state(plan.state, plan.identity)
+    (plan.state / STOP_FILE).unlink(missing_ok=True)
+    _copy(PROVENANCE, output, plan.state)
+
+    began = time.monotonic()
+    with ray_session(settings):
+        outcome = _fit(WorkerJob(settings, plan.samples, plan.heldout, plan.state.absolute()), stop)
+    result = {
+        **outcome,
+        "output": str(output),
+        "target": plan.rollouts.target,
+        "samples": len(plan.samples),
+        "response_tokens": sum(len(sample.response_ids) for sample in plan.samples),
+        "cut": plan.rollouts.cut,
+        "dropped": plan.rollouts.dropped,
+        "heldout": plan.heldout_source,
+        "heldout_prompts": len(plan.heldout),
+        "tokens_per_s": round(outcome["tokens"] / max(outcome["elapsed_s"], 1e-9), 1),
+        "workers": training.workers,
+        "wall_s": round(time.monotonic() - began, 1),
+    }
+    if not outcome["finished"]:
+        return result | {"ended_early": "stopped"}
+    best = read_json(plan.state / BEST / METRICS)
+    result |= {
+        "accept_len": best["heldout"].get("accept_len"),
+        "per_position_acceptance": best["heldout"].get("per_position_acceptance"),
+        "train_accept_len": best["training"]["accept_len"],
+        "loss": best["training"]["loss"],
+    }
+    _publish(plan, result, settings)
+    return result
+
+
+def _split(
+    corpus: Rollouts, heldout: Path | None, settings: Settings
+) -> tuple[tuple[Sample, ...], tuple[Sample, ...], str]:
+    """Training samples, held-out samples, and where the latter came from."""
+    count = settings.training.heldout_prompts
+    if not count:
+        return corpus.samples, (), ""
+    if heldout is not None:
+        found = read_rollouts(heldout, settings.training.max_length).samples
+        step = max(1, len(found) // count)
+        return corpus.samples, found[::step][:count], str(heldout)
+    count = min(count, len(corpus.samples) // 2)
+    ranked = sorted(corpus.samples, key=lambda s: hashlib.sha256(s.sample_id.encode()).digest())
+    held = {sample.sample_id for sample in ranked[:count]}
+    kept = tuple(sample for sample in corpus.samples if sample.sample_id not in held)
+    return (
+        kept,
+        tuple(sample for sample in corpus.samples if sample.sample_id in held),
+        "split of the training rollouts",
+    )
+
+
+def _fit(job: WorkerJob, stop: Stop) -> dict[str, Any]:
+    """Run the workers. Ray's `fit` would take over SIGINT in the main thread, so it gets one of its own."""
+    training = job.settings.training
+    on_gpu = job.settings.target.device.startswith("cuda")
+    trainer = TorchTrainer(
+        run_worker,
+        train_loop_config={"job": job},
+        scaling_config=ScalingConfig(
+            num_workers=training.workers, use_gpu=on_gpu, resources_per_worker={"CPU": _worker_cpus(job.settings)}
+        ),
+        run_config=RunConfig(
+            name=CHECKPOINTS,
+            storage_path=str(job.state),
+            failure_config=FailureConfig(max_failures=training.max_failures),
+            checkpoint_config=CheckpointConfig(num_to_keep=training.keep_last),
+        ),
+    )
+    results: list[ray.train.Result] = []
+    failures: list[BaseException] = []
+
+    def fit() -> None:
+        try:
+            results.append(trainer.fit())
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=fit, daemon=True, name="ray-train")
+    thread.start()
+    bar = ProgressBar(job.state / LOG)
+    try:
+        while thread.is_alive():
+            thread.join(_POLL_S)
+            bar.poll()
+            if stop():
+                (job.state / STOP_FILE).touch()
+    finally:
+        bar.close()
+    if failures:
+        raise _mistake(failures[0]) from failures[0]
+    return dict(results[0].metrics or {})
+
+
+def _worker_cpus(settings: Settings) -> float:
+    """Logical CPUs per worker: its threads on a cluster, half a CPU on a local Ray, whose count is nominal."""
+    return float(settings.training.threads or 1) if named_address(settings) else 0.5
+
+
+def _mistake(error: BaseException) -> BaseException:
+    """The user's mistake behind a failed run, if it is one."""
+    if isinstance(error, WorkerGroupError):
+        for failure in error.worker_failures.values():
+            cause = getattr(failure, "cause", failure)
+            if isinstance(cause, SettingError):
+                return cause
+    return error
+
+
+def _finished_result(plan: TrainingPlan, settings: Settings) -> dict[str, Any] | None:
+    """The result of a finished run of the same identity and budget, if that is what the output holds."""
+    if not (plan.output / RESULT).exists():
+        return None
+    result = read_json(plan.output / RESULT)
+    same = result.get("identity") == plan.identity and result.get("budget") == _budget(settings)
+    return result if same else None
+
+
+def _budget(settings: Settings) -> dict[str, float]:
+    training = settings.training
+    return {"epochs": training.epochs, "max_steps": training.max_steps, "max_minutes": training.max_minutes}
+
+
+def _publish(plan: TrainingPlan, result: dict[str, Any], settings: Settings) -> None:
+    """The finished drafter, all at once."""
+    with atomic_directory(plan.output) as directory:
+        _copy([file.name for file in (plan.state / BEST).iterdir()], plan.state / BEST, directory)
+        _copy((LOG, *PROVENANCE), plan.state, directory)
+        atomic_write_json(directory / RESULT, {**result, "identity": plan.identity, "budget": _budget(settings)})
+
+
+def _copy(names: Iterable[str], source: Path, destination: Path) -> None:
+    for name in names:
+        if (source / name).exists():
+            shutil.copy(source / name, destination / name)

@@ -1,0 +1,186 @@
+import itertools
+
+import pytest
+import torch
+
+from tests.support.drafters import DEPTH, drafter_of, random_trainee, tiny_decoder
+from tierspec.config import ObjectiveSettings, TrainingSettings
+from tierspec.models import Decoder, Step
+from tierspec.training.data import Sample, sample_anchors, token_counts
+from tierspec.training.eagle3 import Eagle3Batch, Eagle3Trainee
+from tierspec.training.features import TargetFeatures
+from tierspec.training.objective import vat_loss
+from tierspec.training.optimizer import GroupClippedAdamW, learning_rate
+from tierspec.training.walk import walk
+
+PROMPTS, RESPONSES = (3, 9, 5), (12, 2, 30)
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return tiny_decoder(tmp_path_factory.mktemp("target"))
+
+
+def greedy_text(decoder: Decoder, prompt: list[int], count: int) -> list[int]:
+    cache = decoder.new_cache(512)
+    sequence, tokens, out = cache.sequence(), prompt, []
+    for _ in range(count):
+        hidden = decoder.forward([Step(sequence, tokens)], cache)
+        tokens = decoder.logits(hidden.last[-1:]).argmax(-1).tolist()
+        out += tokens
+    return out
+
+
+@pytest.fixture(scope="module")
+def samples(decoder: Decoder) -> list[Sample]:
+    g = torch.Generator().manual_seed(5)
+    made = []
+    for i, (p, r) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
+        prompt = torch.randint(3, 97, (p,), generator=g).tolist()
+        made.append(Sample(f"s{i}", tuple(prompt), tuple(greedy_text(decoder, prompt, r))))
+    return made
+
+
+def features_for(decoder: Decoder, trainee: Eagle3Trainee) -> TargetFeatures:
+    return TargetFeatures(decoder, trainee.drafter.config.feature_layers, max_length=128, cache_bytes=1 << 20)
+
+
+def batch_of(decoder: Decoder, trainee: Eagle3Trainee, samples: list[Sample], count: int = 100) -> Eagle3Batch:
+    features = features_for(decoder, trainee)
+    captured = [features(s.sample_id, s.token_ids, s.first_anchor) for s in samples]
+    return trainee.collate(samples, captured, [sample_anchors(s, count, (0, i)) for i, s in enumerate(samples)])
+
+
+def test_features_are_the_targets_and_depend_on_the_sequence_alone(decoder: Decoder, samples: list[Sample]) -> None:
+    trainee = random_trainee(decoder)
+    features = features_for(decoder, trainee)
+    for sample in samples:
+        got = features(sample.sample_id, sample.token_ids, sample.first_anchor)
+        cache = decoder.new_cache(128)
+        hidden = decoder.forward([Step(cache.sequence(), sample.token_ids)], cache, features=(1, 2))
+        assert torch.equal(got.captured, torch.cat((hidden.features[1], hidden.features[2]), -1))
+        assert got.top_ids[sample.first_anchor : -1].tolist() == list(sample.response_ids)
+        assert (got.top_ids[: sample.first_anchor] == -1).all()
+        assert features(sample.sample_id, sample.token_ids, sample.first_anchor) is got
+
+
+def test_the_feature_cache_keeps_to_its_size(decoder: Decoder, samples: list[Sample]) -> None:
+    sizes = [TargetFeatures(decoder, (1,), max_length=128)(s.sample_id, s.token_ids, 0).nbytes for s in samples]
+    features = TargetFeatures(decoder, (1,), max_length=128, cache_bytes=sizes[0] + sizes[1])
+    first = [features(s.sample_id, s.token_ids, 0) for s in samples]
+    again = [features(s.sample_id, s.token_ids, 0) for s in samples]
+    assert [a is b for a, b in zip(first, again, strict=True)] == [True, True, False]
+
+
+def test_loss_equals_an_unbatched_reference(decoder: Decoder, samples: list[Sample]) -> None:
+    trainee = random_trainee(decoder)
+    loss, monitors = trainee(batch_of(decoder, trainee, samples))
+
+    draft, target, labels, survival, valid = [], [], [], [], []
+    for sample in samples:
+        ids = sample.token_ids
+        features = features_for(decoder, trainee)(sample.sample_id, ids, 0)
+        logits = decoder.logits(features.last)
+        for p in range(sample.first_anchor, len(ids) - 2):
+            k_valid = [p + 2 + k < len(ids) for k in range(DEPTH)]
+            padded = torch.cat((features.captured, torch.zeros(DEPTH, features.captured.shape[1])))
+            embedded = decoder.embedding[torch.tensor([*ids[1:], *[0] * (DEPTH + 1)])]
+            hidden = trainee.drafter.unroll(padded[None], embedded[None], torch.tensor([[p]]), DEPTH)[0, 0]
+            draft.append(trainee.drafter.lm_head(hidden))
+            survival.append(trainee.verification_head(hidden)[:, 0])
+            rows = [min(p + 1 + k, len(ids) - 1) for k in range(DEPTH)]
+            target.append(logits[rows])
+            labels.append(torch.tensor([ids[p + 2 + k] if ok else 0 for k, ok in enumerate(k_valid)]))
+            valid.append(torch.tensor(k_valid))
+    expected, reference_monitors = vat_loss(
+        torch.stack(draft),
+        torch.stack(target),
+        torch.stack(labels),
+        torch.stack(survival),
+        torch.stack(valid),
+        ObjectiveSettings(),
+        target_ids=trainee.vocabulary.target_ids,
+    )
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert monitors.scalars() == pytest.approx(reference_monitors.scalars(), rel=1e-4, abs=1e-5)
+
+    parameters = list(trainee.parameters())
+    ours, theirs = torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters)
+    for ours_p, theirs_p in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(ours_p, theirs_p, rtol=1e-3, atol=1e-5)
+
+
+def test_both_losses_reach_the_first_layer(decoder: Decoder, samples: list[Sample]) -> None:
+    trainee = random_trainee(decoder)
+    trainee(batch_of(decoder, trainee, samples))[0].backward()
+    norms = trainee.take_gradient_norms()
+    assert norms.keys() == {"token", "head"} and min(norms.values()) > 0
+    assert trainee.take_gradient_norms() == {}
+    only_head = random_trainee(decoder)
+    batch = batch_of(decoder, only_head, samples)
+    hidden = only_head.drafter.unroll(batch.captured_BTF, batch.embedded_BTD, batch.anchors_BA, DEPTH)
+    only_head.verification_head(hidden).sum().backward()
+    assert only_head.drafter.fc.weight.grad is not None and only_head.drafter.fc.weight.grad.any()
+
+
+def test_bf16_products_stay_near_fp32(decoder: Decoder, samples: list[Sample]) -> None:
+    losses = []
+    for precision in ("fp32", "bf16"):
+        trainee = random_trainee(decoder, precision=precision, std=0.05)
+        loss, _ = trainee(batch_of(decoder, trainee, samples))
+        loss.backward()
+        losses.append(loss.item())
+        assert all(p.dtype == p.grad.dtype == torch.float32 for p in trainee.parameters() if p.grad is not None)
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+def test_initialisation_copies_what_the_target_knows(decoder: Decoder) -> None:
+    trainee = random_trainee(decoder)
+    trainee.initialize_from_target(decoder)
+    drafter, last = trainee.drafter, decoder.layer_weights(3)
+    assert torch.equal(drafter.lm_head.weight, decoder.embedding[trainee.vocabulary.target_ids])
+    assert torch.equal(drafter.layer.self_attn.q_proj.weight[:, 48:], last["self_attn.q_proj.weight"])
+    assert drafter.layer.self_attn.q_proj.weight[:, :48].abs().max() < 0.02
+    features = torch.randn(5, 96)
+    assert torch.equal(drafter.fc(features), features[:, 48:])
+    assert torch.equal(drafter.norm.weight, decoder.final_norm)
+
+
+def test_training_teaches_the_drafter_the_text(decoder: Decoder, samples: list[Sample]) -> None:
+    trainee = random_trainee(decoder, counts=token_counts(samples, decoder.config.vocab_size))
+    trainee.initialize_from_target(decoder)
+    batch, features = batch_of(decoder, trainee, samples), features_for(decoder, trainee)
+    settings = TrainingSettings(learning_rate=1e-2, gradient_clip=1.0)
+    optimizer = GroupClippedAdamW(trainee.parameter_groups(), settings)
+    before = walk(drafter_of(trainee, decoder), features, samples, DEPTH)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss, monitors = trainee(batch)
+        loss.backward()
+        optimizer.step()
+    after = walk(drafter_of(trainee, decoder), features, samples, DEPTH)
+    assert monitors.scalars()["accept_len"] > 2.5
+    assert after.accept_len > before.accept_len + 0.5
+
+
+def test_gradients_of_groups_are_clipped_apart() -> None:
+    big, small = torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(2))
+    big.grad, small.grad = torch.full((4,), 100.0), torch.full((2,), 0.1)
+    settings = TrainingSettings(gradient_clip=0.5)
+    optimizer = GroupClippedAdamW([{"name": "a", "params": [big]}, {"name": "b", "params": [small]}], settings)
+    optimizer.step()
+    assert optimizer.gradient_norms == pytest.approx({"a": 200.0, "b": 0.02**0.5})
+    assert big.grad.norm().item() == pytest.approx(0.5)
+    assert small.grad.tolist() == pytest.approx([0.1, 0.1])
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_learning_rate(schedule: str) -> None:
+    settings = TrainingSettings(learning_rate=1.0, warmup_ratio=0.1, schedule=schedule)  # type: ignore[arg-type]
+    rates = [learning_rate(step / 100, settings) for step in range(101)]
+    assert rates[0] == 0 and rates[10] == pytest.approx(1.0)
+    assert all(a < b for a, b in itertools.pairwise(rates[:11]))
+    if schedule == "constant":
+        assert rates[100] == 1.0
+    else:
+        assert rates[55] == pytest.approx(0.5) and rates[100] == 0

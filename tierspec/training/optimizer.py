@@ -1,0 +1,51 @@
+"""The optimizer and the learning rate over a run."""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tierspec.config import TrainingSettings
+
+
+class GroupClippedAdamW(torch.optim.AdamW):
+    """AdamW (arXiv 1711.05101) that clips the gradient norm of every parameter group by itself before stepping.
+
+    With `partitioned` the parameters are this rank's shares (ZeRO), so squared norms are summed over ranks.
+    """
+
+    def __init__(self, groups: list[dict], settings: TrainingSettings, *, partitioned: bool = False) -> None:
+        super().__init__(
+            groups, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
+        )
+        self._limit = settings.gradient_clip
+        self._partitioned = partitioned
+        self.gradient_norms: dict[str, float] = {}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Clip, then step; `gradient_norms` holds the norms before clipping, by group name."""
+        for group in self.param_groups:
+            gradients = [p.grad for p in group["params"] if p.grad is not None]
+            if gradients:  # ZeRO-3 steps group by group, the others being empty
+                norm = self._norm(gradients)
+                self.gradient_norms[group["name"]] = norm
+                if norm > self._limit:
+                    torch._foreach_mul_(gradients, self._limit / norm)
+        super().step(closure)
+
+    def _norm(self, gradients: list[Tensor]) -> float:
+        square = torch.stack([torch.linalg.vector_norm(g).double().square() for g in gradients]).sum()
+        if self._partitioned:
+            dist.all_reduce(square)
+        return math.sqrt(float(square))
+
+
+def learning_rate(progress: float, settings: TrainingSettings) -> float:
+    """Rate at a share 0 <= `progress` <= 1 of a run: linear warm-up, then the schedule, which ends at 0."""
+    if progress < settings.warmup_ratio:
+        return settings.learning_rate * progress / settings.warmup_ratio
+    left = (1.0 - progress) / max(1e-9, 1.0 - settings.warmup_ratio)
+    factor = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1.0 - math.cos(math.pi * left))}[settings.schedule]
+    return settings.learning_rate * factor
