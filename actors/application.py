@@ -1,6 +1,6 @@
 """The endpoint as a whole: the Serve application built from settings, its start and its end.
 
-Ray itself is the caller's (a job's session or a test's); Serve and everything on it is started and stopped here.
+Ray itself is the caller's (a job's session or a test's); Serve is started and stopped here.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def endpoint(settings: Settings) -> Iterator[Endpoint]:
         yield Endpoint(url, settings.target.source, drafter_directory(settings))
     finally:
         serve.delete(APPLICATION)
-        serve.shutdown()
+        if not _is_local(settings):
+            serve.shutdown()  # a local Ray takes Serve with it, without the error that this call makes it print
 
 
 def _found_anywhere(settings: Settings) -> Settings:
@@ -188,7 +189,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _check_cpus(settings: Settings) -> None:
-    if settings.ray.address or os.environ.get("RAY_ADDRESS"):
+    if not _is_local(settings):
         return
     placement = place_cell(settings, has_drafter=drafter_directory(settings) is not None)
     needed = settings.serve.ingress_cpus + settings.serve.replicas * sum(
@@ -199,6 +200,11 @@ def _check_cpus(settings: Settings) -> None:
             f"serve.replicas: the cells and the ingress set aside {needed:g} CPUs, but a local Ray has "
             f"ray.num_cpus = {settings.ray.num_cpus}: lower the first or raise the second"
         )
+
+
+def _is_local(settings: Settings) -> bool:
+    """Whether Ray is one that the job starts for itself and takes down again."""
+    return not (settings.ray.address or os.environ.get("RAY_ADDRESS"))
 
 
 def _url(host: str, port: int) -> str:

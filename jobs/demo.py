@@ -1,97 +1,78 @@
 """`python -m jobs.demo`: the whole line in order, from rollouts to one question answered over HTTP.
 
-Run again, it continues: a stage whose result is there, made with the settings it depends on, is not repeated.
+Run again, it continues: each stage recognises what is there already and was made with the same settings.
 """
 
 import json
 import os
 import time
 import urllib.request
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import yaml
-
 from actors.application import check_endpoint, endpoint
-from jobs.cluster import ray_session
+from jobs import rollout
 from jobs.command import JobContext, run_job
-from pipelines.evaluation import evaluate
-from pipelines.rollouts import make_rollouts
+from pipelines.cluster import ray_session
+from pipelines.evaluation import evaluate, finished_report
+from pipelines.rollouts import SPLITS
 from pipelines.training import train_drafter
-from tierspec.artifacts import read_json, run_directory
+from tierspec.artifacts import run_directory
 from tierspec.config import Settings
 from tierspec.evaluation.memory import MemoryWatch
 from tierspec.evaluation.report import render_table
 
 QUESTION = "Name three things that help people sleep well, and say in one sentence each why they help."
 ANSWER_TOKENS = 128
-STEPS = 5
-
-ROLLOUT_GROUPS = ("run", "target", "prompts", "rollout")
-DRAFTER_GROUPS = (*ROLLOUT_GROUPS, "drafter", "training")
-REPORT_GROUPS = (*DRAFTER_GROUPS, "draft", "decoding", "evaluation")
+STEPS = 4
 
 
 def main(settings: Settings, context: JobContext) -> dict[str, Any]:
+    """Runs every stage, or those that are missing; on a stop request it ends behind the stage at hand."""
     check_endpoint(settings)
+    clock = _Clock()
     with MemoryWatch() as memory:
-        line = _Line(settings, context)
-        result = _run(line)
-    result |= {"seconds": line.seconds, "peak_memory_gib": round(memory.peak_bytes / 2**30, 2)}
-    print(f"\nPeak memory of all processes together: {result['peak_memory_gib']:.2f} GiB (proportional set size)")
+        result = _run(settings, context, clock)
+    result |= {"seconds": clock.seconds, "peak_memory_gib": round(memory.peak_bytes / 2**30, 2)}
+    print(f"\nPeak memory of all processes together: {result['peak_memory_gib']} GiB (proportional set size)")
     return result
 
 
-def _run(line: "_Line") -> dict[str, Any]:
-    settings, stop = line.settings, line.context.stop_requested
-    rollouts = line.stage(
-        "Rollouts: the target answers the training prompts",
-        "rollouts",
-        ROLLOUT_GROUPS,
-        lambda directory: make_rollouts(settings, split="train", output=directory, stop=stop),
-    )
+def _run(settings: Settings, context: JobContext, clock: "_Clock") -> dict[str, Any]:
+    stop = context.stop_requested
+    with clock.step("rollouts", "Rollouts: the target answers training and held-out prompts"):
+        made = rollout.main(settings, context)
+        for split in SPLITS:
+            print(f"   {split}: {made[split]['done']} answers, {made[split]['tokens']} tokens")
     if stop():
         return {"stopped_after": "rollouts"}
-    print(f"   {rollouts['done']} answers, {rollouts['tokens']} tokens")
-    line.stage(
-        "Held-out rollouts: what the drafter is measured on while it trains",
-        "rollouts/heldout",
-        ROLLOUT_GROUPS,
-        lambda directory: make_rollouts(settings, split="heldout", output=directory, stop=stop),
-    )
-    if stop():
-        return {"stopped_after": "held-out rollouts"}
-    drafter = line.stage(
-        "Training: a drafter for this target, aware of how it is verified",
-        "drafter",
-        DRAFTER_GROUPS,
-        lambda directory: train_drafter(settings, output=directory, stop=stop),
-    )
+    with clock.step("training", "Training: a drafter for this target, aware of how it will be verified"):
+        rollouts, drafter = run_directory(settings, "rollouts"), context.open_stage(settings, "drafter")
+        trained = train_drafter(
+            settings, output=drafter, rollouts=rollouts / "train", heldout=rollouts / "heldout", stop=stop
+        )
+        if not stop():
+            print(f"   accept length {trained['accept_len']:.2f} on held-out prompts after {trained['step']} steps")
     if stop():
         return {"stopped_after": "training"}
-    line.stage(
-        "Evaluation: every method on the held-out prompts, side by side",
-        "report",
-        REPORT_GROUPS,
-        lambda directory: evaluate(settings, directory, stop, line.context.log),
-    )
+    with clock.step("evaluation", "Evaluation: every method on held-out prompts, side by side"):
+        report = finished_report(settings, run_directory(settings, "report"))
+        if report is None:
+            report = evaluate(settings, context.open_stage(settings, "report"), stop, context.log)
     if stop():
         return {"stopped_after": "evaluation"}
-    line.header("Serving: an OpenAI-compatible endpoint, and one question to it")
-    answer = ask(settings)
-    line.done("serve")
-
-    report = read_json(run_directory(settings, "report") / "report.json")
+    with clock.step("serving", "Serving: an OpenAI-compatible endpoint, and one question to it"):
+        answer = ask(settings)
     page = run_directory(settings, "report") / "report.html"
     print(f"\n{render_table(report)}\n\nReport: {page}")
     return {
-        "rollout_tokens": rollouts["tokens"],
-        "training": drafter,
+        "rollout_tokens": made["train"]["tokens"],
+        "drafter_accept_len": trained.get("accept_len"),
         "geomean": report["geomean"],
         "geomean_non_looping": report["geomean_non_looping"],
         "report": str(page),
-        **answer,
+        "answer": answer,
     }
 
 
@@ -115,57 +96,32 @@ def ask(settings: Settings) -> dict[str, Any]:
     text, written_by = reply["choices"][0]["message"]["content"], reply["tierspec"]["tokens_by_source"]
     print(f"   > {QUESTION}\n\n{_indented(text)}\n")
     print("   tokens written by: " + ", ".join(f"{source} {count}" for source, count in written_by.items()))
-    return {"answer": text, "tokens_by_source": written_by, "accept_len": reply["tierspec"]["accept_len"]}
+    return {
+        "question": QUESTION,
+        "text": text,
+        "tokens_by_source": written_by,
+        "accept_len": reply["tierspec"]["accept_len"],
+    }
 
 
-class _Line:
-    """The steps in order, their headers and their time. Once a stage has run, those behind it run again."""
+class _Clock:
+    """The steps' headers and how long each took."""
 
-    def __init__(self, settings: Settings, context: JobContext) -> None:
-        self.settings, self.context = settings, context
+    def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._step, self._stale = 0, False
-        self._began = self._step_began = time.monotonic()
+        self._began = time.monotonic()
 
-    def header(self, title: str) -> None:
-        self._step += 1
-        self._step_began = time.monotonic()
-        print(f"\n[{self._step}/{STEPS}] {title}  ({_clock(self._step_began - self._began)} elapsed)", flush=True)
-
-    def done(self, name: str) -> None:
-        self.seconds[name] = round(time.monotonic() - self._step_began, 1)
-        print(f"   took {_clock(self.seconds[name])}", flush=True)
-
-    def stage(
-        self, title: str, name: str, groups: tuple[str, ...], work: Callable[[Path], dict[str, Any]]
-    ) -> dict[str, Any]:
-        self.header(title)
-        directory = run_directory(self.settings, name)
-        finished = None if self._stale else finished_result(directory, self.settings, groups)
-        if finished is not None:
-            print(f"   already done: {directory}")
-            return finished
-        self._stale = True
-        (directory / "result.json").unlink(missing_ok=True)
-        self.context.open_stage(self.settings, name)
-        result = work(directory)
-        self.done(name)
-        return result
+    @contextmanager
+    def step(self, name: str, title: str) -> Iterator[None]:
+        began = time.monotonic()
+        number = len(self.seconds) + 1
+        print(f"\n[{number}/{STEPS}] {title}  ({_minutes(began - self._began)} so far)", flush=True)
+        yield
+        self.seconds[name] = round(time.monotonic() - began, 1)
+        print(f"   took {_minutes(self.seconds[name])}", flush=True)
 
 
-def finished_result(directory: Path, settings: Settings, groups: tuple[str, ...]) -> dict[str, Any] | None:
-    """The stage's result.json if it is there and `groups` of its run.yaml are those of `settings`; None to run it."""
-    try:
-        result = json.loads((directory / "result.json").read_text(encoding="utf-8"))
-        made_with = yaml.safe_load((directory / "run.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    now = settings.model_dump(mode="json")
-    same = all(made_with.get(group) == now[group] for group in groups)
-    return result if same and result.get("ended_early") != "stopped" else None
-
-
-def _clock(seconds: float) -> str:
+def _minutes(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 

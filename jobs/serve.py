@@ -4,8 +4,8 @@ import time
 from typing import Any
 
 from actors.application import check_endpoint, endpoint
-from jobs.cluster import ray_session
 from jobs.command import JobContext, run_job
+from pipelines.cluster import ray_session
 from tierspec.config import Settings
 
 POLL_S = 0.2

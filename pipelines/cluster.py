@@ -18,6 +18,7 @@ from tierspec.config import Settings
 from tierspec.errors import SettingError
 
 _GRACE_S = 5.0
+_LONGEST_FOLDER = 40  # Ray puts sockets below it, and a socket's path ends at 107 bytes
 
 
 @contextlib.contextmanager
@@ -59,9 +60,11 @@ def _joined(settings: Settings) -> Iterator[None]:
 def _local(settings: Settings) -> Iterator[None]:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     parent = Path(settings.ray.temp_dir or tempfile.gettempdir()).expanduser().absolute()
+    if len(str(parent)) > _LONGEST_FOLDER:
+        raise SettingError(f"ray.temp_dir: {parent} is longer than {_LONGEST_FOLDER} characters, too long for sockets")
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.mkdtemp(prefix="tsr-", dir=parent)  # short: it holds sockets, whose paths end at 107 bytes
+        folder = tempfile.mkdtemp(prefix="tsr-", dir=parent)
     except OSError as error:
         raise SettingError(f"ray.temp_dir: cannot write to {parent} ({error.strerror})") from error
     try:

@@ -1,5 +1,6 @@
 """Evaluation: methods side by side on the held-out prompts, in this process, and the report of it."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 
 from pipelines.prompts import Prompt, read_prompts
-from tierspec.artifacts import atomic_write_json, run_directory
+from tierspec.artifacts import atomic_write_json, read_json, run_directory, sha256_of
 from tierspec.config import Settings
 from tierspec.decoding import SamplingParams
 from tierspec.drafters import load_drafter
@@ -21,6 +22,7 @@ from tierspec.evaluation.report import write_report
 from tierspec.evaluation.top2_gap import Top2Gap
 from tierspec.models import Target, load_target
 
+RESULT, REPORT = "result.json", "report.json"
 Encoded = tuple[str, list[int]]
 """A prompt's id and its token ids."""
 
@@ -42,12 +44,12 @@ def evaluate(
     Raises:
         SettingError: prompts that cannot be read or are too long for the context, or no drafter where one is needed.
     """
-    (output / "result.json").unlink(missing_ok=True)
+    (output / RESULT).unlink(missing_ok=True)
     if settings.target.threads:
         torch.set_num_threads(settings.target.threads)
     chosen = settings.evaluation
     prompts = read_prompts(settings.prompts.heldout, "prompts.heldout")
-    directory = drafter_directory(settings) if NEURAL & set(chosen.methods) else None
+    directory = drafter_directory(settings) if _needs_drafter(settings) else None
     wanted = settings.target
     target = load_target(wanted.source, dtype=wanted.dtype, device=wanted.device, numerics=wanted.numerics)
     sets = {name: _encode(part, target, settings) for name, part in prompt_sets(prompts, chosen.prompts).items()}
@@ -66,9 +68,36 @@ def evaluate(
     report["complete"] = not stop()
     page = write_report(output, report)
     if report["complete"]:
-        summary = {"report": str(output / "report.json"), "page": str(page), "geomean": report["geomean"]}
-        atomic_write_json(output / "result.json", summary)
+        summary = {"report": str(output / REPORT), "page": str(page), "geomean": report["geomean"]}
+        atomic_write_json(output / RESULT, summary | {"identity": _identity(settings)})
     return report
+
+
+def finished_report(settings: Settings, output: Path) -> dict[str, Any] | None:
+    """The report in `output`, if it is complete and `evaluate` would measure the same again; else None."""
+    try:
+        if read_json(output / RESULT).get("identity") == _identity(settings):
+            return dict(read_json(output / REPORT))
+    except SettingError:
+        pass
+    return None
+
+
+def _identity(settings: Settings) -> dict[str, Any]:
+    """What the report depends on, apart from the machine."""
+    prompts = read_prompts(settings.prompts.heldout, "prompts.heldout")
+    content = "".join(f"{prompt.sample_id} {prompt.content_hash}\n" for prompt in prompts)
+    drafter = drafter_directory(settings) / "model.safetensors" if _needs_drafter(settings) else None
+    groups = settings.model_dump(mode="json", include={"target", "draft", "evaluation"})
+    return groups | {
+        "run.seed": settings.run.seed,
+        "prompts_sha256": hashlib.sha256(content.encode()).hexdigest(),
+        "drafter_sha256": sha256_of(drafter) if drafter else None,
+    }
+
+
+def _needs_drafter(settings: Settings) -> bool:
+    return bool(NEURAL & set(settings.evaluation.methods))
 
 
 def prompt_sets(prompts: list[Prompt], limit: int) -> dict[str, list[Prompt]]:

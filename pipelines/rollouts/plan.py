@@ -15,6 +15,7 @@ from tierspec.models.chat import template_hash
 from tierspec.models.loading import load_tokenizer, resolve_source
 
 Split = Literal["train", "heldout"]
+SPLITS: tuple[Split, ...] = ("train", "heldout")
 _HASHED_BYTES = 2**20
 
 

@@ -188,5 +188,5 @@ def _account(prompt_set: PromptSet, directory: RolloutDirectory, not_begun: str,
         "skipped_by_reason": dict(Counter(reason.partition(" (")[0] for _, reason in skipped + missing)),
         "failed_samples": [list(entry) for entry in failed[:_LISTED]],
         "skipped_samples": [list(entry) for entry in skipped if entry[1].startswith(TOO_LONG)][:_LISTED],
-        "prompts": prompt_set.counts | {"asked": len(prompt_set.prompts)},
+        "prompts": prompt_set.counts | {"used": len(prompt_set.prompts)},
     }

@@ -1,5 +1,6 @@
 """What every training worker runs: frozen target, drafter in a DeepSpeed engine, one loop over optimizer steps."""
 
+import os
 import shutil
 import tempfile
 import time
@@ -136,7 +137,9 @@ class TrainingRun:
             return None
         log = RunLog(self._job.state / LOG, self._job.state / "tensorboard", progress.step)
         log.write(
-            "start", progress.step, {"total_steps": self._total, "threads": self._threads, "workers": self._world}
+            "start",
+            progress.step,
+            {"total_steps": self._total, "threads": self._threads, "workers": self._world, "pid": os.getpid()},
         )
         return log
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from ray import serve
 
 from actors.application import check_endpoint, endpoint
-from jobs.cluster import ray_session
+from pipelines.cluster import ray_session
 from tests.support.target_drafters import write_untrained_drafter
 from tierspec.config import Settings, load_settings
 from tierspec.decoding import Generation, SamplingParams, generate
@@ -65,6 +66,7 @@ def url(request: pytest.FixtureRequest, settings: Settings, ray_cluster: None) -
     check_endpoint(placed)
     with endpoint(placed) as running:
         yield running.url
+    serve.shutdown()
 
 
 @pytest.fixture(scope="module")

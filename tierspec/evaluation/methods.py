@@ -87,7 +87,9 @@ class ReferenceModel:
     @cached_property
     def model(self) -> Any:
         from transformers import AutoModelForCausalLM  # takes seconds to import
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()
         decoder = self._target.decoder
         model: Any = AutoModelForCausalLM.from_pretrained(self._target.path, dtype=decoder.dtype, local_files_only=True)
         return model.to(decoder.device).eval()

@@ -1,6 +1,7 @@
 """The report of an evaluation: report.json for machines, one self-contained page and a table for people."""
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,10 @@ def render_table(report: dict[str, Any]) -> str:
             for method, value in report["geomean"].items()
         ]
         blocks.append("geometric mean of speedups\n" + _aligned([("method", "all", "not looping"), *means]))
-    return "\n\n".join([*blocks, *notes(report)])
+    small_print = "\n".join(
+        textwrap.fill(note, 118, initial_indent="- ", subsequent_indent="  ") for note in notes(report)
+    )
+    return "\n\n".join([*blocks, small_print])
 
 
 def notes(report: dict[str, Any]) -> list[str]:

@@ -1,0 +1,187 @@
+"""Drafter training on a real local Ray, with real DeepSpeed, on the tiny target."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipelines.cluster import ray_session
+from pipelines.training import train_drafter
+from pipelines.training.records import read_records
+from tests.support.rollouts import write_tiny_rollouts
+from tierspec.artifacts import write_provenance
+from tierspec.config import Settings, load_settings
+from tierspec.drafters import load_drafter
+from tierspec.drafters.eagle3 import read_eagle3
+from tierspec.errors import SettingError
+from tierspec.models import Target
+from tierspec.training.data import read_rollouts
+from tierspec.training.features import TargetFeatures
+from tierspec.training.walk import walk
+
+STEPS = 160
+PRESET = Path(__file__).parents[2] / "configs" / "tiny.yaml"
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory: pytest.TempPathFactory, tiny_target: Target) -> Path:
+    root = tmp_path_factory.mktemp("rollouts")
+    write_tiny_rollouts(root / "train", tiny_target, count=24, seed=0)
+    write_tiny_rollouts(root / "heldout", tiny_target, count=4, seed=1)
+    return root
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    settings = load_settings(PRESET, [f"run.root={tmp_path_factory.mktemp('session')}"])
+    with ray_session(settings):
+        yield
+
+
+class Line:
+    """Training runs of one folder on the same rollouts."""
+
+    def __init__(self, root: Path, rollouts: Path) -> None:
+        self.root, self.rollouts = root, rollouts
+
+    def settings(self, name: str, *overrides: str) -> Settings:
+        return load_settings(PRESET, [f"run.root={self.root}", f"run.name={name}", "training.threads=1", *overrides])
+
+    def train(self, name: str, *overrides: str, **rest: Any) -> dict[str, Any]:
+        settings, output = self.settings(name, *overrides), self.root / name / "drafter"
+        write_provenance(output, settings, ["jobs.train"])
+        return train_drafter(
+            settings, output=output, rollouts=self.rollouts / "train", heldout=self.rollouts / "heldout", **rest
+        )
+
+    def records(self, name: str, kind: str) -> list[dict[str, Any]]:
+        return [r for r in read_records(self.root / name / "training" / "metrics.jsonl") if r["kind"] == kind]
+
+    def checkpoints(self, name: str) -> list[Path]:
+        found = (self.root / name / "training" / "checkpoints").glob("checkpoint_*")
+        return sorted(path for path in found if path.is_dir())
+
+    def weights(self, name: str) -> dict[str, torch.Tensor]:
+        """The fp32 weights of the last checkpoint."""
+        file = self.checkpoints(name)[-1] / "deepspeed" / "state" / "mp_rank_00_model_states.pt"
+        return torch.load(file, weights_only=False)["module"]
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory, rollouts: Path, session: None) -> Line:
+    return Line(tmp_path_factory.mktemp("runs"), rollouts)
+
+
+LONG = (f"training.max_steps={STEPS}", "training.epochs=20", "training.checkpoint_every=60", "training.max_failures=1")
+
+
+@pytest.fixture(scope="module")
+def whole(line: Line) -> dict[str, Any]:
+    """An uninterrupted run."""
+    return line.train("whole", *LONG)
+
+
+def test_a_run_leaves_a_drafter_that_drafts(line: Line, whole: dict[str, Any], tiny_target: Target) -> None:
+    assert whole["finished"] and whole["step"] == STEPS
+    output = line.root / "whole" / "drafter"
+    names = {
+        "config.json",
+        "model.safetensors",
+        "metrics.json",
+        "metrics.jsonl",
+        "result.json",
+        "run.yaml",
+        "command.txt",
+    }
+    assert names <= {path.name for path in output.iterdir()}
+    assert json.loads((output / "result.json").read_text()).items() >= whole.items()
+
+    drafter = load_drafter(output, tiny_target)
+    heldout = read_rollouts(line.rollouts / "heldout", 128).samples[::2]
+    features = TargetFeatures(tiny_target.decoder, drafter.feature_layers, max_length=128)
+    assert walk(drafter, features, heldout, 3).accept_len == pytest.approx(whole["accept_len"], abs=0.1)
+
+
+def test_checkpoints_carry_what_is_needed_and_are_pruned(line: Line, whole: dict[str, Any]) -> None:
+    checkpoints = line.checkpoints("whole")
+    assert len(checkpoints) == 2
+    for checkpoint in checkpoints:
+        assert {"deepspeed", "inference", "metrics.json", "run.yaml", "command.txt", "versions.json"} <= {
+            path.name for path in checkpoint.iterdir()
+        }
+        read_eagle3(checkpoint / "inference")
+        assert json.loads((checkpoint / "metrics.json").read_text())["heldout"]["accept_len"] >= 1
+    assert [record["step"] for record in line.records("whole", "heldout")] == [60, 120, STEPS]
+    assert [record["step"] for record in line.records("whole", "step")] == list(range(1, STEPS + 1))
+    assert any((line.root / "whole" / "training" / "tensorboard").iterdir())
+
+
+def test_a_stopped_and_then_killed_run_ends_with_the_same_weights(line: Line, whole: dict[str, Any]) -> None:
+    stopped = line.train("broken", *LONG, stop=lambda: bool(line.records("broken", "step")))
+    assert not stopped["finished"] and 0 < stopped["step"] < STEPS
+    assert not (line.root / "broken" / "drafter" / "config.json").exists()
+
+    killed: list[int] = []
+
+    def kill_the_worker_once() -> bool:
+        records = line.records("broken", "start")
+        if not killed and records and len(line.records("broken", "step")) > stopped["step"]:
+            killed.append(records[0]["pid"])
+            os.kill(killed[0], signal.SIGKILL)
+        return False
+
+    resumed = line.train("broken", *LONG, stop=kill_the_worker_once)
+    assert killed and resumed["finished"]
+    expected = line.weights("whole")
+    got = line.weights("broken")
+    assert got.keys() == expected.keys()
+    assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
+    losses = [[record["loss"] for record in line.records(name, "step")] for name in ("whole", "broken")]
+    assert losses[0] == losses[1]
+    assert resumed["accept_len"] == whole["accept_len"]
+
+
+def test_a_finished_run_is_not_repeated(line: Line, whole: dict[str, Any]) -> None:
+    again = line.train("whole", *LONG)
+    assert again.items() >= whole.items()
+
+
+def test_other_settings_do_not_go_on_from_a_state(line: Line, whole: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match=r"training\.depth is 2 now, but was 3 .* training\.overwrite"):
+        line.train("whole", *LONG, "training.depth=2")
+
+
+def test_workers_and_accumulation_give_the_steps_of_one_batch(line: Line) -> None:
+    common = ("training.max_steps=4", "training.checkpoint_every=0", "training.heldout_prompts=0")
+    line.train("ranks", *common, "training.workers=2", "training.batch_sequences=1")
+    line.train("micro", *common, "training.accumulation=2", "training.batch_sequences=1")
+    ranks, micro = line.records("ranks", "step"), line.records("micro", "step")
+    for name in ("loss", "accept_len", "gradient_norm/drafter", "gradient_norm/head", "soft/2"):
+        assert [r[name] for r in ranks] == pytest.approx([r[name] for r in micro], rel=1e-4)
+    config, weights, _, head = read_eagle3(line.root / "ranks" / "drafter")
+    assert config.max_draft_tokens == 3 and head.keys() == {"weight", "bias"}
+    for name, tensor in read_eagle3(line.root / "micro" / "drafter")[1].items():
+        torch.testing.assert_close(weights[name], tensor, rtol=2e-2, atol=1e-3)
+
+
+def test_mistakes_are_named_before_any_worker_starts(line: Line, tmp_path: Path) -> None:
+    settings = line.settings("mistakes")
+    with pytest.raises(SettingError, match="no rollouts in"):
+        train_drafter(settings, output=tmp_path / "drafter")
+    with pytest.raises(SettingError, match=r"target\.source is embedded:smollm2-135m"):
+        train_drafter(
+            settings.override("target.source=embedded:smollm2-135m"),
+            output=tmp_path / "drafter",
+            rollouts=line.rollouts / "train",
+        )
+    assert not (tmp_path / "training").exists()
+
+
+def test_a_mistake_found_by_a_worker_reaches_the_caller(line: Line) -> None:
+    with pytest.raises(SettingError, match=r"drafter\.feature_layers"):
+        line.train("layers", "drafter.feature_layers=[1,9]")
