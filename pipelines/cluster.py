@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from tierspec.config import Settings
 from tierspec.errors import SettingError
 
 _GRACE_S = 5.0
-_LONGEST_FOLDER = 40  # Ray puts sockets below it, and a socket's path ends at 107 bytes
+_LONGEST_FOLDER = 30  # Ray puts sockets 77 characters below it, and a socket's path ends at 107
 
 
 @contextlib.contextmanager
@@ -46,9 +47,12 @@ def named_address(settings: Settings) -> str:
 @contextlib.contextmanager
 def _joined(settings: Settings) -> Iterator[None]:
     address = named_address(settings)
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
+        if host and port.isdecimal():  # Ray itself ends the whole process, a minute later, if nobody answers there
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_GRACE_S).close()
         _init(settings, address=address)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
         raise SettingError(f"ray.address: cannot join {address} ({_first_line(error)})") from error
     try:
         yield
@@ -59,9 +63,11 @@ def _joined(settings: Settings) -> Iterator[None]:
 @contextlib.contextmanager
 def _local(settings: Settings) -> Iterator[None]:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    parent = Path(settings.ray.temp_dir or tempfile.gettempdir()).expanduser().absolute()
+    parent = Path(settings.ray.temp_dir or "/tmp").expanduser().absolute()
     if len(str(parent)) > _LONGEST_FOLDER:
-        raise SettingError(f"ray.temp_dir: {parent} is longer than {_LONGEST_FOLDER} characters, too long for sockets")
+        raise SettingError(
+            f"ray.temp_dir: {parent} is too long a path for Ray's sockets; use at most {_LONGEST_FOLDER} characters"
+        )
     try:
         parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.mkdtemp(prefix="tsr-", dir=parent)
@@ -77,7 +83,7 @@ def _local(settings: Settings) -> Iterator[None]:
                 include_dashboard=False,
                 _temp_dir=folder,
             )
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise SettingError(f"ray: the local Ray did not start ({_first_line(error)})") from error
         yield
     finally:

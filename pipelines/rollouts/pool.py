@@ -60,7 +60,7 @@ def run_shards(
             fn_constructor_args=(settings, job, ledger),
             batch_size=None,
             batch_format="pyarrow",
-            compute=_pool(settings),
+            compute=_pool(settings, len(waiting)),
             num_cpus=worker_cpus(settings, ray.cluster_resources().get("CPU", 1.0)),
             num_gpus=1.0 if settings.target.device.startswith("cuda") else 0.0,
         )
@@ -85,7 +85,7 @@ def worker_cpus(settings: Settings, cluster_cpus: float) -> float:
     return min(wanted, math.floor(share * 100) / 100)
 
 
-def _pool(settings: Settings) -> ActorPoolStrategy:
+def _pool(settings: Settings, shards: int) -> ActorPoolStrategy:
     """As many shards in work per actor as keep its slots full while old shards wait for their longest answers.
 
     An answer takes up to about four times the mean length, so the prompts of four slots' worth of shards suffice.
@@ -93,7 +93,7 @@ def _pool(settings: Settings) -> ActorPoolStrategy:
     rollout = settings.rollout
     in_work = math.ceil(4 * rollout.slots / rollout.shard_size) + 2
     return ActorPoolStrategy(
-        size=rollout.workers, max_tasks_in_flight_per_actor=in_work, max_concurrent_calls_per_actor=in_work
+        size=min(rollout.workers, shards), max_tasks_in_flight_per_actor=in_work, max_concurrent_calls_per_actor=in_work
     )
 
 

@@ -34,6 +34,7 @@ from pipelines.rollouts.schema import shard_path
 from pipelines.rollouts.worker import TOO_LONG
 from tierspec.artifacts import atomic_write_json, atomic_write_text, require_disk
 from tierspec.config import Settings
+from tierspec.errors import SettingError
 
 Stop = Callable[[], bool]
 PROMPTS, RESULT, WRITTEN = "prompts.jsonl", "result.json", "self_written"
@@ -112,6 +113,8 @@ def make_rollouts(settings: Settings, *, split: Split, output: Path, stop: Stop 
         began = time.monotonic()
         if split == "train" and settings.prompts.self_written:
             _add_self_written(prompt_set, settings, card, output, stop)
+        if split == "train" and not prompt_set.prompts:
+            raise SettingError(f"prompts.train: no prompt is left to answer ({json.dumps(prompt_set.counts)})")
         known_as = identity(settings, job, card) | {f"prompts.{split}": digest_of(prompt_set.prompts)}
         directory = RolloutDirectory(output, known_as, overwrite=settings.rollout.overwrite)
         rows = (json.dumps(prompt.to_json(), ensure_ascii=False) + "\n" for prompt in prompt_set.prompts)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pipelines.prompts.prompt import Prompt, parse_row
 from pipelines.prompts.self_written import TurnOpening, open_user_turn
 from pipelines.rollouts.engine import EngineThread
+from pipelines.rollouts.ledger import Totals
 from pipelines.rollouts.plan import RolloutJob, seed_of, turn_id
 from pipelines.rollouts.schema import DONE, FAILED, OUTCOME_SCHEMA, SKIPPED
 from tierspec.config import Settings
@@ -57,10 +58,11 @@ class RolloutWorker:
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
         if self._reporting is None:
-            self._reporting = asyncio.create_task(self._report())
+            self._reporting = asyncio.create_task(self._keep_reporting())
         shard = _Shard()
         prompts = [parse_row(json.loads(row), "") for row in batch.column("prompt").to_pylist()]
         answered = await asyncio.gather(*(self._converse(prompt, shard) for prompt in prompts))
+        await self._report()
         outcomes = pa.Table.from_pylist([row for rows in answered for row in rows], schema=OUTCOME_SCHEMA)
         number = batch.column("shard")[0].as_py()
         return outcomes.append_column("shard", pa.array([number] * outcomes.num_rows, pa.int64()))
@@ -124,9 +126,12 @@ class RolloutWorker:
         }
 
     async def _report(self) -> None:
+        totals: Totals = await self._ledger.report.remote(self._name, self._answers, self._tokens)
+        self._stop_reason = totals.stop_reason
+
+    async def _keep_reporting(self) -> None:
         """Tell the ledger how far this worker is; ends with the actor, or with the ledger."""
         with contextlib.suppress(Exception):
             while True:
-                totals = await self._ledger.report.remote(self._name, self._answers, self._tokens)
-                self._stop_reason = totals.stop_reason
+                await self._report()
                 await asyncio.sleep(_REPORT_S)

@@ -54,14 +54,14 @@ def plan_training(
     Raises:
         SettingError: bad rollouts, rollouts of another target, or a training state of other settings.
     """
-    directory = rollouts or run_directory(settings, "rollouts")
+    directory = rollouts or run_directory(settings, "rollouts") / "train"
     corpus = read_rollouts(directory, settings.training.max_length)
     if corpus.target != settings.target.source:
         raise SettingError(
             f"target.source is {settings.target.source}, but the rollouts in {directory} are answers of {corpus.target}"
         )
-    if heldout is None and any((run_directory(settings, "rollouts") / "heldout").glob("*.parquet")):
-        heldout = run_directory(settings, "rollouts") / "heldout"
+    if heldout is None and any((directory.parent / "heldout").glob("*.parquet")):
+        heldout = directory.parent / "heldout"
     samples, held_out, source = _split(corpus, heldout, settings)
     identity = training_identity(settings, samples)
     plan = TrainingPlan(corpus, samples, held_out, source, output, identity)
@@ -86,9 +86,9 @@ def train_drafter(
     it had never stopped; a finished one is not repeated.
 
     Args:
-        rollouts: the run's own by default.
-        heldout: rollouts that never train; by default `rollouts/heldout` of the run, or if that is empty a few of the
-            training rollouts, which then do not train.
+        rollouts: by default `rollouts/train` of the run.
+        heldout: rollouts that never train; by default the folder `heldout` beside `rollouts`, or if that holds none a
+            few of the training rollouts, which then do not train.
         stop: polled; once true, the workers save after the step at hand, and no drafter is written.
 
     Raises:
@@ -125,8 +125,8 @@ def train_drafter(
     result |= {
         "accept_len": best["heldout"].get("accept_len"),
         "per_position_acceptance": best["heldout"].get("per_position_acceptance"),
-        "train_accept_len": best["training"]["accept_len"],
-        "loss": best["training"]["loss"],
+        "train_accept_len": best["training"].get("accept_len"),
+        "loss": best["training"].get("loss"),
     }
     _publish(plan, result, settings)
     return result

@@ -1,5 +1,6 @@
 """What every training worker runs: frozen target, drafter in a DeepSpeed engine, one loop over optimizer steps."""
 
+import math
 import os
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ from pipelines.training.records import RunLog
 from tierspec.artifacts import atomic_directory, atomic_write_json, require_disk
 from tierspec.config import Settings
 from tierspec.drafters.eagle3 import DraftVocabulary, Eagle3Config, Eagle3Drafter, embedding_sha256, save_eagle3
+from tierspec.errors import SettingError
 from tierspec.models.loading import load_target
 from tierspec.training.data import DataOrder, Sample, sample_anchors, token_counts
 from tierspec.training.eagle3 import Eagle3Trainee
@@ -186,6 +188,11 @@ class TrainingRun:
         assert monitors is not None
         sums = add_up(monitors.sums, self._world)
         loss = add_up(loss, self._world) / self._world
+        if not math.isfinite(loss):
+            raise SettingError(
+                f"training.learning_rate is {self._training.learning_rate}: the loss is not finite at step "
+                f"{progress.step + 1}; lower it"
+            )
         seconds = time.perf_counter() - began
         tokens = sum(len(sample.token_ids) for sample in samples)
         progress.step, progress.tokens = progress.step + 1, progress.tokens + tokens

@@ -55,9 +55,7 @@ class Line:
     def train(self, name: str, *overrides: str, **rest: Any) -> dict[str, Any]:
         settings, output = self.settings(name, *overrides), self.root / name / "drafter"
         write_provenance(output, settings, ["jobs.train"])
-        return train_drafter(
-            settings, output=output, rollouts=self.rollouts / "train", heldout=self.rollouts / "heldout", **rest
-        )
+        return train_drafter(settings, output=output, rollouts=self.rollouts / "train", **rest)
 
     def records(self, name: str, kind: str) -> list[dict[str, Any]]:
         return [r for r in read_records(self.root / name / "training" / "metrics.jsonl") if r["kind"] == kind]

@@ -79,6 +79,7 @@ class ToyVerifier:
     def __init__(self, model: ToyModel, *, pages: int, page_tokens: int) -> None:
         self.held: dict[str, list[int]] = {}
         self.calls = 0
+        self.rows = 0
         self._model = model
         self._pages = pages
         self._page_tokens = page_tokens
@@ -87,6 +88,7 @@ class ToyVerifier:
         assert message.tier == "verifier" and message.features is None
         assert len({item.sequence_id for item in message.items}) == len(message.items)
         self.calls += bool(message.items)
+        self.rows += sum(len(item.token_ids) for item in message.items)
         for sequence_id in message.releases:
             self.held.pop(sequence_id, None)
         rows: list[list[int]] = []

@@ -196,12 +196,16 @@ def test_every_draft_source_and_batch_gives_the_same(seed):
     outputs = set()
     for source in ("auto", "suffix", "neural", "none"):
         for copies in (1, 3):
-            house = House(limits())
+            house = House(limits(token_budget=64 * PAGE))
             for copy in range(copies):
                 house.add(sequence(f"s{copy}", prompt_ids, sampling, DraftOptions(source=source, match_length=1)))
             house.run()
             house.check()
-            assert house.engine.stats.verifier_calls == house.tiers["verifier"].calls
+            stats, verifier = house.engine.stats, house.tiers["verifier"]
+            assert stats.verifier_calls == verifier.calls
+            if all(s.finish_reason == "length" for s in house.sequences.values()):
+                committed = sum(len(s) - 1 for s in house.sequences.values())
+                assert verifier.rows == committed + stats.drafted - stats.accepted
             outputs |= {tuple(s.output_ids) for s in house.sequences.values()}
     assert len(outputs) == 1
 
@@ -249,10 +253,22 @@ def step(house):
         house.take(house.engine.absorb(house.tiers[message.tier].handle(message)))
 
 
+def test_an_answer_to_an_earlier_sequence_of_the_same_name_is_dropped():
+    house = House(limits(), with_drafter=False)
+    house.add(sequence("s", [1, 2]))
+    (message,) = house.engine.plan()
+    house.engine.abort("s")
+    house.add(sequence("s", [3, 4]))
+    assert house.engine.plan() == []
+    assert house.engine.absorb(house.tiers["verifier"].handle(message)) == []
+    house.run()
+    house.check()
+
+
 def test_the_newest_sequence_gives_way_and_is_replayed():
     house = House(limits(token_budget=8 * PAGE, max_running=3), with_drafter=False)
     sampling = SamplingParams(max_new_tokens=22, ignore_eos=True)
-    for index in range(3):
+    for index in range(5):
         house.add(sequence(f"s{index}", [1 + index] * 6, sampling, DraftOptions(source="none")))
     order: list[str] = []
     preempted = False
@@ -263,7 +279,7 @@ def test_the_newest_sequence_gives_way_and_is_replayed():
         preempted |= house.engine.num_running < running - len(done)
         order += done
     house.check()
-    assert preempted and order == ["s0", "s1", "s2"]
+    assert preempted and order == ["s0", "s1", "s2", "s3", "s4"]
 
 
 def test_a_dead_drafter_leaves_plain_decoding_and_comes_back_cold():

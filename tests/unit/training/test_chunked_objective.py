@@ -84,7 +84,7 @@ def test_gradcheck() -> None:
     def loss(*leaves: torch.Tensor) -> torch.Tensor:
         return chunked_vat_loss(*leaves, case.teacher, case.valid, settings, blocks_per_chunk=2)[0]
 
-    assert torch.autograd.gradcheck(loss, tuple(case.leaves), atol=1e-7)
+    assert torch.autograd.gradcheck(loss, tuple(case.leaves), fast_mode=True)
 
 
 def test_full_vocabulary_needs_no_pruning() -> None:
