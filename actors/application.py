@@ -91,7 +91,11 @@ def build_application(settings: Settings) -> Application:
     cell = _deployment(Cell).options(
         name="cell",
         num_replicas=settings.serve.replicas,
-        ray_actor_options={"num_cpus": placement.cell["CPU"], "num_gpus": placement.cell.get("GPU", 0)},
+        ray_actor_options={
+            "num_cpus": placement.cell["CPU"],
+            "num_gpus": placement.cell.get("GPU", 0),
+            "resources": {name: n for name, n in placement.cell.items() if name not in ("CPU", "GPU")},
+        },
         max_ongoing_requests=capacity + SPARE_REQUESTS,
         graceful_shutdown_timeout_s=settings.serve.drain_s,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,

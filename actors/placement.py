@@ -43,6 +43,7 @@ def place_cell(settings: Settings, *, has_drafter: bool) -> CellPlacement:
     sizes: dict[TierName, tuple[float, float, int]] = {
         "verifier": (serve.verifier_cpus, serve.verifier_gpus, serve.verifier_threads)
     }
+    nodes: dict[TierName, str] = {"verifier": serve.verifier_node, "drafter": serve.drafter_node}
     if has_drafter:
         sizes["drafter"] = (serve.drafter_cpus, serve.drafter_gpus, serve.drafter_threads)
     tiers = {
@@ -56,12 +57,13 @@ def place_cell(settings: Settings, *, has_drafter: bool) -> CellPlacement:
     }
     if not separate:
         cpus = serve.cell_cpus + sum(tier.cpus for tier in tiers.values())
-        return CellPlacement(_resources(cpus, tiers["verifier"].gpus), tiers)
+        return CellPlacement(_resources(cpus, tiers["verifier"].gpus, nodes["verifier"]), tiers)
     bundles = [
-        _resources(tier.cpus + (serve.cell_cpus if tier.bundle == 0 else 0.0), tier.gpus) for tier in tiers.values()
+        _resources(tier.cpus + (serve.cell_cpus if tier.bundle == 0 else 0.0), tier.gpus, nodes[name])
+        for name, tier in tiers.items()
     ]
     return CellPlacement(_resources(serve.cell_cpus, 0.0), tiers, bundles)
 
 
-def _resources(cpus: float, gpus: float) -> Resources:
-    return {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
+def _resources(cpus: float, gpus: float, node: str = "") -> Resources:
+    return {"CPU": cpus} | ({"GPU": gpus} if gpus else {}) | ({node: 1.0} if node else {})

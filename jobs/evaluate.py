@@ -3,12 +3,13 @@
 from typing import Any
 
 from jobs.command import JobContext, run_job
-from pipelines.evaluation import evaluate
+from pipelines.evaluation import check_evaluation, evaluate
 from tierspec.config import Settings
 from tierspec.evaluation.report import render_table
 
 
 def main(settings: Settings, context: JobContext) -> dict[str, Any]:
+    check_evaluation(settings)
     output = context.open_stage(settings, "report")
     report = evaluate(settings, output, context.stop_requested, context.log)
     print(render_table(report))

@@ -73,6 +73,11 @@ def evaluate(
     return report
 
 
+def check_evaluation(settings: Settings) -> None:
+    """What can be found wrong before anything is loaded or written: see `evaluate`."""
+    _identity(settings)
+
+
 def finished_report(settings: Settings, output: Path) -> dict[str, Any] | None:
     """The report in `output`, if it is complete and `evaluate` would measure the same again; else None."""
     try:

@@ -20,6 +20,10 @@ Threads = Annotated[int, Field(ge=0, description="torch threads of this process;
 Cpus = Annotated[float, Field(ge=0.0, description="logical CPUs that Ray sets aside for this process")]
 Gpus = Annotated[float, Field(ge=0.0, description="GPUs that Ray sets aside for this process, on cuda")]
 
+NodeResource = Annotated[
+    str, Field(description="custom resource (one unit) that marks the nodes for this process, as in ray_cluster.yaml")
+]
+
 
 class Group(BaseModel):
     """Base of every group: unknown names refused, values immutable, no NaN, no bool where a number is meant."""
@@ -148,6 +152,7 @@ class TrainingSettings(Group):
         1024, description="memory per worker for target features kept from one epoch to the next"
     )
     max_failures: CountOrZero = Field(0, description="restarts of the worker group from the last checkpoint")
+    node: NodeResource = ""
     overwrite: bool = Field(
         False, description="train anew if the state in the run folder comes from other settings, not refuse"
     )
@@ -244,6 +249,8 @@ class ServeSettings(Group):
     ingress_cpus: Cpus = 0.25
     drafter_gpus: Gpus = 1.0
     verifier_gpus: Gpus = 1.0
+    drafter_node: NodeResource = ""
+    verifier_node: NodeResource = ""
 
 
 class RaySettings(Group):

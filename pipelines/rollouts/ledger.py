@@ -75,10 +75,11 @@ def watched_ledger(
             bar.update(finished + totals.answers - bar.n)
 
         def watch() -> None:
-            while not over.wait(_POLL_S):
-                if stop():
-                    ledger.stop.remote(STOPPED)
-                show()
+            with contextlib.suppress(ray.exceptions.RayError):  # Ray may be gone first when a run is cut short
+                while not over.wait(_POLL_S):
+                    if stop():
+                        ledger.stop.remote(STOPPED)
+                    show()
 
         watcher = threading.Thread(target=watch, name="rollout-progress", daemon=True)
         watcher.start()
@@ -89,4 +90,5 @@ def watched_ledger(
             show()
         finally:
             over.set()
+            watcher.join(timeout=10 * _POLL_S)
             ray.kill(ledger)

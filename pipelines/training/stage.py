@@ -16,15 +16,15 @@ from ray.train.v2.api.exceptions import WorkerGroupError
 
 from pipelines.cluster import named_address, ray_session
 from pipelines.training.identity import claim_state, refuse_changes, training_identity
+from pipelines.training.job import BEST, CHECKPOINTS, LOG, METRICS, PROVENANCE, RESULT, STOP_FILE, WorkerJob
 from pipelines.training.records import ProgressBar
-from pipelines.training.worker import BEST, LOG, METRICS, PROVENANCE, STOP_FILE, WorkerJob, run_worker
+from pipelines.training.worker import run_worker
 from tierspec.artifacts import atomic_directory, atomic_write_json, read_json, run_directory
 from tierspec.config import Settings
 from tierspec.errors import SettingError
 from tierspec.training.data import Rollouts, Sample, read_rollouts
 
 Stop = Callable[[], bool]
-RESULT, CHECKPOINTS = "result.json", "checkpoints"
 _POLL_S = 0.2
 
 
@@ -162,7 +162,7 @@ def _fit(job: WorkerJob, stop: Stop) -> dict[str, Any]:
         run_worker,
         train_loop_config={"job": job},
         scaling_config=ScalingConfig(
-            num_workers=training.workers, use_gpu=on_gpu, resources_per_worker={"CPU": _worker_cpus(job.settings)}
+            num_workers=training.workers, use_gpu=on_gpu, resources_per_worker=_worker_resources(job.settings)
         ),
         run_config=RunConfig(
             name=CHECKPOINTS,
@@ -196,9 +196,11 @@ def _fit(job: WorkerJob, stop: Stop) -> dict[str, Any]:
     return dict(results[0].metrics or {})
 
 
-def _worker_cpus(settings: Settings) -> float:
-    """Logical CPUs per worker: its threads on a cluster, half a CPU on a local Ray, whose count is nominal."""
-    return float(settings.training.threads or 1) if named_address(settings) else 0.5
+def _worker_resources(settings: Settings) -> dict[str, float]:
+    """What one worker reserves: a CPU per thread on a cluster, half a CPU on a local Ray, whose count is nominal."""
+    training = settings.training
+    cpus = float(training.threads or 1) if named_address(settings) else 0.5
+    return {"CPU": cpus} | ({training.node: 1.0} if training.node else {})
 
 
 def _mistake(error: BaseException) -> BaseException:

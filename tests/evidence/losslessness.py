@@ -20,7 +20,7 @@ import ray
 
 from actors.channels import ActorChannel, InprocChannel
 from actors.tiers import DrafterActor, FullVerifierActor, Models, TierFacts, usable_cores
-from jobs.cluster import ray_session
+from pipelines.cluster import ray_session
 from pipelines.prompts import read_prompts
 from tierspec.artifacts import atomic_write_json, sha256_of
 from tierspec.config import Settings, load_settings

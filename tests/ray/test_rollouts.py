@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,7 +75,8 @@ def accounted(result: dict[str, Any]) -> bool:
 def run_job(settings: Settings, tmp_path: Path, before: str) -> subprocess.CompletedProcess[str]:
     """The job in a process and a Ray of its own; `before` is Python that runs first."""
     preset = tmp_path / "settings.yaml"
-    preset.write_text(settings.to_yaml())
+    folder = tempfile.mkdtemp()  # a killed driver leaves its Ray's files
+    preset.write_text(settings.override(f"ray.temp_dir={folder}").to_yaml())
     script = textwrap.dedent(before) + textwrap.dedent(
         f"""
         import sys
@@ -93,6 +95,7 @@ def run_job(settings: Settings, tmp_path: Path, before: str) -> subprocess.Compl
         text=True,
     )
     output, errors = process.communicate(timeout=300)
+    shutil.rmtree(folder, ignore_errors=True)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 

@@ -44,3 +44,10 @@ def test_gpus_count_on_cuda_only() -> None:
     separate = place_cell(on_gpu.override("serve.placement=separate"), has_drafter=True)
     assert [bundle["GPU"] for bundle in separate.bundles] == [2.0, 1.0]
     assert separate.cell == {"CPU": 0.25}
+
+
+def test_tiers_go_to_the_nodes_that_their_resource_marks() -> None:
+    marked = settings("serve.verifier_node=verifier", "serve.drafter_node=drafter")
+    assert place_cell(marked, has_drafter=True).cell == {"CPU": 1.75, "verifier": 1.0}
+    separate = place_cell(marked.override("serve.placement=separate"), has_drafter=True)
+    assert separate.bundles == [{"CPU": 1.25, "verifier": 1.0}, {"CPU": 0.5, "drafter": 1.0}]

@@ -59,3 +59,9 @@ def test_files_are_written_and_json_is_strict(report, tmp_path):
 def test_few_repeats_are_called_an_indication(report):
     report["protocol"]["repeats"] = 1
     assert any("indication" in note for note in notes(report))
+
+
+def test_a_report_stopped_before_its_first_prompt(report):
+    report |= {"sets": {}, "geomean": {}, "geomean_non_looping": {}, "looping": {}, "differences": []}
+    assert "None: every method gave the same tokens" not in render_html(report)
+    assert render_table(report).startswith("- embedded:tiny")

@@ -1,0 +1,21 @@
+"""What the driver tells a training worker, and the names of the files both know."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tierspec.config import Settings
+from tierspec.training.data import Sample
+
+BEST, CHECKPOINTS, INFERENCE = "best", "checkpoints", "inference"
+LOG, METRICS, RESULT, STOP_FILE = "metrics.jsonl", "metrics.json", "result.json", "stop"
+PROVENANCE = ("run.yaml", "command.txt", "versions.json")
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """`state`: folder of the training state, an absolute path on storage that all workers and the driver share."""
+
+    settings: Settings
+    samples: tuple[Sample, ...]
+    heldout: tuple[Sample, ...]
+    state: Path

@@ -1,0 +1,107 @@
+"""One optimizer step: from its number to the scalars of its log record. Everything random in it is a function of that
+number, so a resumed run repeats it exactly."""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipelines.training.engine import DrafterEngine, add_up
+from pipelines.training.job import WorkerJob
+from tierspec.errors import SettingError
+from tierspec.models import Decoder
+from tierspec.training.data import DataOrder, sample_anchors
+from tierspec.training.eagle3 import Eagle3Trainee
+from tierspec.training.features import TargetFeatures
+from tierspec.training.monitors import Monitors
+from tierspec.training.objective import base_schedule
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """`tokens`: tokens of all sequences of the step, prompts included, on all ranks; `seconds`: of this rank."""
+
+    scalars: dict[str, float]
+    tokens: int
+    seconds: float
+
+
+class Stepper:
+    """The data of a run, its target features, and the steps over them; all ranks step together."""
+
+    def __init__(
+        self,
+        job: WorkerJob,
+        trainee: Eagle3Trainee,
+        engine: DrafterEngine,
+        decoder: Decoder,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._training = training = job.settings.training
+        self._samples, self._seed = job.samples, job.settings.run.seed
+        self._trainee, self._engine, self._device = trainee, engine, decoder.device
+        self._rank, self._world = rank, world_size
+        self._features = TargetFeatures(
+            decoder,
+            trainee.drafter.config.feature_layers,
+            max_length=training.max_length,
+            cache_bytes=2**20 * training.feature_cache_mb if training.epochs > 1 else 0,
+        )
+        lengths = [len(sample.token_ids) for sample in job.samples]
+        self._order = DataOrder(lengths, world_size * training.accumulation * training.batch_sequences, self._seed)
+        all_epochs = training.epochs * self._order.steps_per_epoch
+        self.total_steps = min(all_epochs, training.max_steps or all_epochs)
+        self._schedule_sum = float(base_schedule(training.objective, training.depth).sum())
+
+    def run(self, step: int, rate: float) -> StepResult:
+        """The optimizer step `step` (0-based) at a learning rate.
+
+        Raises:
+            SettingError: the loss is not finite.
+        """
+        began = time.perf_counter()
+        samples = [self._samples[index] for index in self._order.samples(step)]
+        blocks = sum(min(self._training.anchors, sample.num_anchors) for sample in samples)
+        divisor = self._engine.loss_divisor(blocks * self._schedule_sum)
+        size = self._training.batch_sequences
+        losses, monitors, feature_s = [], [], 0.0
+        norms: dict[str, float] = {}
+        for micro in range(self._training.accumulation):
+            first = (micro * self._world + self._rank) * size
+            part = samples[first : first + size]
+            anchors = [
+                sample_anchors(sample, self._training.anchors, (self._seed, step, first + i))
+                for i, sample in enumerate(part)
+            ]
+            before = time.perf_counter()
+            features = [self._features(s.sample_id, s.token_ids, s.first_anchor) for s in part]
+            feature_s += time.perf_counter() - before
+            batch = self._trainee.collate(part, features, anchors)
+            loss, of_batch = self._engine.forward_backward(batch, divisor)
+            losses.append(loss.double())
+            monitors.append(of_batch.sums)
+            norms = self._engine.step(rate)
+
+        sums = add_up(torch.stack(monitors).sum(0), self._world)
+        mean_loss = float(add_up(torch.stack(losses).sum(), self._world)) / self._world
+        if not math.isfinite(mean_loss):
+            raise SettingError(
+                f"training.learning_rate is {self._training.learning_rate}: the loss is not finite at step {step + 1}; "
+                "lower it"
+            )
+        seconds = time.perf_counter() - began
+        tokens = sum(len(sample.token_ids) for sample in samples)
+        scalars: dict[str, Any] = {
+            "loss": mean_loss,
+            **Monitors(sums).scalars(),
+            "learning_rate": rate,
+            **{f"gradient_norm/{name}": norm for name, norm in norms.items()},
+            **{f"state_gradient_norm/{name}": norm for name, norm in self._trainee.take_gradient_norms().items()},
+            "tokens_per_s": tokens / seconds,
+            "step_seconds": seconds,
+            "feature_seconds": feature_s,
+        }
+        return StepResult(scalars, tokens, seconds)

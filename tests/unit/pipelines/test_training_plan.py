@@ -1,0 +1,91 @@
+from pathlib import Path
+
+import pytest
+
+from pipelines.training import plan_training
+from pipelines.training.identity import claim_state, refuse_changes
+from pipelines.training.records import ProgressBar, RunLog, read_records
+from tests.support.rollouts import write_tiny_rollouts
+from tierspec.config import Settings
+from tierspec.errors import SettingError
+from tierspec.models import Target
+
+
+@pytest.fixture
+def settings(tiny_settings: Settings, tiny_target: Target) -> Settings:
+    rollouts = Path(tiny_settings.run.root) / tiny_settings.run.name / "rollouts"
+    write_tiny_rollouts(rollouts / "train", tiny_target, count=12, seed=0, tokens=4)
+    return tiny_settings
+
+
+def output_of(settings: Settings) -> Path:
+    return Path(settings.run.root) / settings.run.name / "drafter"
+
+
+def test_without_heldout_rollouts_some_training_rollouts_are_held_out(settings: Settings, tiny_target: Target) -> None:
+    plan = plan_training(settings, output=output_of(settings))
+    assert (len(plan.samples), len(plan.heldout)) == (10, 2)
+    assert not {s.sample_id for s in plan.samples} & {s.sample_id for s in plan.heldout}
+    assert plan.heldout_source == "split of the training rollouts"
+    none = plan_training(settings.override("training.heldout_prompts=0"), output=output_of(settings))
+    assert (len(none.samples), len(none.heldout), none.heldout_source) == (12, 0, "")
+
+    write_tiny_rollouts(output_of(settings).parent / "rollouts" / "heldout", tiny_target, count=5, seed=1, tokens=4)
+    plan = plan_training(settings, output=output_of(settings))
+    assert len(plan.samples) == 12
+    assert [sample.sample_id for sample in plan.heldout] == ["heldout-0", "heldout-2"]
+    assert not output_of(settings).exists() and not plan.state.exists()
+
+
+def test_a_state_is_gone_on_from_only_with_what_shaped_it(settings: Settings) -> None:
+    output = output_of(settings)
+    plan = plan_training(settings, output=output)
+    claim_state(plan.state, plan.identity)
+    (plan.state / "checkpoints").mkdir()
+
+    more = plan_training(settings.override("training.max_steps=99", "training.keep_last=5"), output=output)
+    claim_state(more.state, more.identity)
+    assert (plan.state / "checkpoints").exists()
+
+    changed = settings.override("training.objective.decay=0.7")
+    with pytest.raises(SettingError, match=r"training\.objective is .* training\.overwrite=true"):
+        plan_training(changed, output=output)
+    anew = plan_training(changed.override("training.overwrite=true"), output=output)
+    claim_state(anew.state, anew.identity)
+    assert not (plan.state / "checkpoints").exists()
+    refuse_changes(anew.state, anew.identity)
+    with pytest.raises(SettingError, match="the rollouts are not those"):
+        refuse_changes(anew.state, anew.identity | {"rollouts": "others"})
+
+
+def test_a_resumed_log_forgets_the_steps_that_were_lost(tmp_path: Path) -> None:
+    path, board = tmp_path / "log.jsonl", tmp_path / "board"
+    log = RunLog(path, board, 0)
+    log.write("start", 0, {"total_steps": 4})
+    for step in (1, 2, 3):
+        log.write("step", step, {"loss": 1.0 / step})
+    log.close()
+    path.write_text(path.read_text() + '{"kind": "step", "st')
+
+    log = RunLog(path, board, 2)
+    log.write("start", 2, {"total_steps": 4})
+    log.write("step", 3, {"loss": 9.0})
+    log.close()
+    assert [(r["kind"], r["step"]) for r in read_records(path)] == [("step", 1), ("step", 2), ("start", 2), ("step", 3)]
+    assert list(read_records(tmp_path / "none")) == []
+
+
+def test_the_progress_bar_follows_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "log.jsonl"
+    bar = ProgressBar(path)
+    bar.poll()
+    log = RunLog(path, tmp_path / "board", 0)
+    log.write("start", 0, {"total_steps": 4})
+    log.write("step", 2, {"loss": 3.25, "accept_len": 1.5, "tokens_per_s": 900.0, "seconds_left": 75.0})
+    log.write("heldout", 2, {"accept_len": 1.75})
+    bar.poll()
+    bar.close()
+    log.close()
+    shown = capsys.readouterr().err
+    for part in ("2/4", "loss=3.25", "accept=1.50", "tok/s=900", "left=1:15", "held-out=1.75"):
+        assert part in shown
