@@ -1,4 +1,4 @@
-"""tierspec: speculative decoding with trained drafters, several tiers of verification, and an honest account of both."""
+"""Speculative decoding with trained drafters, several tiers of verification, and an honest account of both."""
 
 import os
 

@@ -63,7 +63,8 @@ class Stepper:
             SettingError: the loss is not finite.
         """
         began = time.perf_counter()
-        samples = [self._samples[index] for index in self._order.samples(step)]
+        chosen = self._order.samples(step)
+        samples = [self._samples[index] for index in chosen]
         blocks = sum(min(self._training.anchors, sample.num_anchors) for sample in samples)
         divisor = self._engine.loss_divisor(blocks * self._schedule_sum)
         size = self._training.batch_sequences
@@ -77,7 +78,10 @@ class Stepper:
                 for i, sample in enumerate(part)
             ]
             before = time.perf_counter()
-            features = [self._features(s.sample_id, s.token_ids, s.first_anchor) for s in part]
+            features = [
+                self._features(number, sample.token_ids, sample.first_anchor)
+                for number, sample in zip(chosen[first : first + size], part, strict=True)
+            ]
             feature_s += time.perf_counter() - before
             batch = self._trainee.collate(part, features, anchors)
             loss, of_batch = self._engine.forward_backward(batch, divisor)

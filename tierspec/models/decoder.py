@@ -90,7 +90,7 @@ class Decoder:
         return cls(config, WeightReader(directory), dtype=dtype, device=device, numerics=numerics)
 
     def new_cache(self, token_budget: int, route: Route = FULL) -> KVCache:
-        """A cache for `token_budget` tokens, rounded up to pages of 64, of passes along `route`, which it belongs to."""
+        """A cache for `token_budget` tokens, in whole pages of 64, of passes along `route`, which it belongs to."""
         return KVCache(
             layers=route.kept_attention(self.config.num_layers),
             kv_heads=self.config.num_kv_heads,

@@ -39,11 +39,11 @@ class TargetFeatures:
         self._decoder = decoder
         self._layers = tuple(layers)
         self._cache = decoder.new_cache(max_length)
-        self._kept: dict[str, SequenceFeatures] = {}
+        self._kept: dict[int, SequenceFeatures] = {}
         self._free_bytes = cache_bytes
 
-    def __call__(self, key: str, token_ids: Sequence[int], first_choice: int) -> SequenceFeatures:
-        """Features of the sequence that `key` names for as long as this object lives."""
+    def __call__(self, key: int, token_ids: Sequence[int], first_choice: int) -> SequenceFeatures:
+        """Features of the sequence that `key` numbers for as long as this object lives."""
         if key in self._kept:
             return self._kept[key]
         features = self._compute(token_ids, first_choice)

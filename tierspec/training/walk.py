@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from tierspec.drafters.protocol import Drafter, DraftRequest
+from tierspec.models import PAGE_TOKENS
 from tierspec.training.data import Sample
 from tierspec.training.features import TargetFeatures
 
@@ -39,13 +40,14 @@ class Walk:
 def walk(drafter: Drafter, features: TargetFeatures, samples: Sequence[Sample], max_tokens: int) -> Walk:
     """Drafts `max_tokens` a round along each sample's response, as long as the response covers a whole round."""
     rounds, accepted = 0, [0] * max_tokens
-    pending = list(samples)
+    pending = list(enumerate(samples))
     while pending:
         group: list[_Text] = []
         rows = 0
-        while pending and (not group or rows + len(pending[0].token_ids) <= _ROWS_IN_FLIGHT):
-            rows += len(pending[0].token_ids) + 64 + max_tokens
-            group.append(_Text(drafter, features, pending.pop(0)))
+        while pending and (not group or rows + len(pending[0][1].token_ids) <= _ROWS_IN_FLIGHT):
+            number, sample = pending.pop(0)
+            rows += len(sample.token_ids) + PAGE_TOKENS + max_tokens
+            group.append(_Text(drafter, features, number, sample))
         state = drafter.new_state(rows)
         live = [text for text in group if text.has_round(max_tokens)]
         while live:
@@ -65,10 +67,10 @@ def walk(drafter: Drafter, features: TargetFeatures, samples: Sequence[Sample], 
 class _Text:
     """A response being walked: the first `committed` tokens are known, the first `held` rows are with the drafter."""
 
-    def __init__(self, drafter: Drafter, features: TargetFeatures, sample: Sample) -> None:
-        self.name = sample.sample_id
+    def __init__(self, drafter: Drafter, features: TargetFeatures, number: int, sample: Sample) -> None:
+        self.name = str(number)
         self._ids = sample.token_ids
-        captured = features(sample.sample_id, self._ids, sample.first_anchor).captured
+        captured = features(number, self._ids, sample.first_anchor).captured
         pieces = captured.chunk(len(drafter.feature_layers), -1)
         self._projected = drafter.projection(dict(zip(drafter.feature_layers, pieces, strict=True)))
         self._committed = len(sample.prompt_ids) + 1

@@ -42,7 +42,7 @@ class Text:
 
 
 def features_of(decoder: Decoder, trainee: Eagle3Trainee, ids: list[int]) -> SequenceFeatures:
-    return TargetFeatures(decoder, trainee.drafter.config.feature_layers, max_length=512)("x", ids, 0)
+    return TargetFeatures(decoder, trainee.drafter.config.feature_layers, max_length=512)(0, ids, 0)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.tiny_models import write_random_llama
 
+from tests.support.tiny_models import write_random_llama
 from tierspec.errors import SettingError
 from tierspec.models import CacheFull, Decoder, Route, Step
 from tierspec.models.ops import NativeOps, ReferenceOps

@@ -47,28 +47,28 @@ def features_for(decoder: Decoder, trainee: Eagle3Trainee) -> TargetFeatures:
 
 def batch_of(decoder: Decoder, trainee: Eagle3Trainee, samples: list[Sample], count: int = 100) -> Eagle3Batch:
     features = features_for(decoder, trainee)
-    captured = [features(s.sample_id, s.token_ids, s.first_anchor) for s in samples]
+    captured = [features(i, s.token_ids, s.first_anchor) for i, s in enumerate(samples)]
     return trainee.collate(samples, captured, [sample_anchors(s, count, (0, i)) for i, s in enumerate(samples)])
 
 
 def test_features_are_the_targets_and_depend_on_the_sequence_alone(decoder: Decoder, samples: list[Sample]) -> None:
     trainee = random_trainee(decoder)
     features = features_for(decoder, trainee)
-    for sample in samples:
-        got = features(sample.sample_id, sample.token_ids, sample.first_anchor)
+    for i, sample in enumerate(samples):
+        got = features(i, sample.token_ids, sample.first_anchor)
         cache = decoder.new_cache(128)
         hidden = decoder.forward([Step(cache.sequence(), sample.token_ids)], cache, features=(1, 2))
         assert torch.equal(got.captured, torch.cat((hidden.features[1], hidden.features[2]), -1))
         assert got.top_ids[sample.first_anchor : -1].tolist() == list(sample.response_ids)
         assert (got.top_ids[: sample.first_anchor] == -1).all()
-        assert features(sample.sample_id, sample.token_ids, sample.first_anchor) is got
+        assert features(i, sample.token_ids, sample.first_anchor) is got
 
 
 def test_the_feature_cache_keeps_to_its_size(decoder: Decoder, samples: list[Sample]) -> None:
-    sizes = [TargetFeatures(decoder, (1,), max_length=128)(s.sample_id, s.token_ids, 0).nbytes for s in samples]
+    sizes = [TargetFeatures(decoder, (1,), max_length=128)(0, s.token_ids, 0).nbytes for s in samples]
     features = TargetFeatures(decoder, (1,), max_length=128, cache_bytes=sizes[0] + sizes[1])
-    first = [features(s.sample_id, s.token_ids, 0) for s in samples]
-    again = [features(s.sample_id, s.token_ids, 0) for s in samples]
+    first = [features(i, s.token_ids, 0) for i, s in enumerate(samples)]
+    again = [features(i, s.token_ids, 0) for i, s in enumerate(samples)]
     assert [a is b for a, b in zip(first, again, strict=True)] == [True, True, False]
 
 
@@ -79,7 +79,7 @@ def test_loss_equals_an_unbatched_reference(decoder: Decoder, samples: list[Samp
     draft, target, labels, survival, valid = [], [], [], [], []
     for sample in samples:
         ids = sample.token_ids
-        features = features_for(decoder, trainee)(sample.sample_id, ids, 0)
+        features = features_for(decoder, trainee)(0, ids, 0)
         logits = decoder.logits(features.last)
         for p in range(sample.first_anchor, len(ids) - 2):
             k_valid = [p + 2 + k < len(ids) for k in range(DEPTH)]

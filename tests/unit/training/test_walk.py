@@ -46,13 +46,13 @@ def test_rounds_follow_what_was_accepted(tmp_path_factory: pytest.TempPathFactor
         Sample("b", (7,), tuple(range(30, 34))),
         Sample("c", (8,), (1, 2)),
     ]
-    drafter = ScriptedDrafter({s.sample_id: s.token_ids for s in samples}, {"a": [2, 0, 3, 1], "b": [1]})
+    drafter = ScriptedDrafter({str(i): s.token_ids for i, s in enumerate(samples)}, {"0": [2, 0, 3, 1], "1": [1]})
     result = walk(drafter, TargetFeatures(decoder, (1,), max_length=64), samples, 3)  # type: ignore[arg-type]
 
     assert result.rounds == 5
     assert result.accepted == (4, 2, 1)
     assert result.accept_len == 1 + 7 / 5
     assert result.per_position_acceptance == [4 / 5, 2 / 4, 1 / 2]
-    rows = [(r.base, len(r.token_ids)) for r in drafter.requests if r.sequence_id == "a"]
+    rows = [(r.base, len(r.token_ids)) for r in drafter.requests if r.sequence_id == "0"]
     assert rows == [(0, 2), (2, 3), (5, 1), (6, 4)]
     assert all(r.features.shape == (len(r.token_ids), 48) for r in drafter.requests)
