@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -34,8 +35,9 @@ def free_ports(count: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobSubmissionClient]:
-    gcs, dashboard, client, agent, metrics, dashboard_grpc = free_ports(6)
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[JobSubmissionClient, int]]:
+    """A head node, and a port that it leaves free."""
+    gcs, dashboard, client, agent, metrics, dashboard_grpc, serve = free_ports(7)
     folder = tmp_path_factory.mktemp("r")
     command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--num-cpus=4", f"--port={gcs}"]
     command += ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
@@ -46,14 +48,14 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobSubmissionClie
     log = (folder / "head.log").open("w")
     process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder, start_new_session=True)
     try:
-        yield connect(f"http://127.0.0.1:{dashboard}", process)
+        yield connect(f"http://127.0.0.1:{dashboard}", process), serve
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
         log.close()
 
 
@@ -84,17 +86,17 @@ def wait(client: JobSubmissionClient, job: str, *wanted: JobStatus) -> None:
         time.sleep(0.5)
 
 
-def test_the_whole_line_then_serving_until_stopped(head: JobSubmissionClient, tmp_path: Path) -> None:
-    port = free_ports(1)[0]
+def test_the_whole_line_then_serving_until_stopped(head: tuple[JobSubmissionClient, int], tmp_path: Path) -> None:
+    client, port = head
     overrides = (f"run.root={tmp_path}", f"serve.port={port}")
-    demo = submit(head, "demo", *overrides)
-    wait(head, demo, JobStatus.SUCCEEDED)
-    result = json.loads(head.get_job_logs(demo).strip().splitlines()[-1])
+    demo = submit(client, "demo", *overrides)
+    wait(client, demo, JobStatus.SUCCEEDED)
+    result = json.loads(client.get_job_logs(demo).strip().splitlines()[-1])
     assert result["rollout_tokens"] > 0
     assert sorted(p.name for p in (tmp_path / "tiny").iterdir()) == ["drafter", "report", "rollouts", "training"]
 
-    serving = submit(head, "serve", *overrides)
-    wait(head, serving, JobStatus.RUNNING)
+    serving = submit(client, "serve", *overrides)
+    wait(client, serving, JobStatus.RUNNING)
     body = {"model": "embedded:tiny", "prompt": "Hi", "max_tokens": 8}
     deadline = time.monotonic() + START_S
     while True:
@@ -102,8 +104,8 @@ def test_the_whole_line_then_serving_until_stopped(head: JobSubmissionClient, tm
             answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=30)
             break
         except httpx.HTTPError:
-            assert time.monotonic() < deadline, head.get_job_logs(serving)
+            assert time.monotonic() < deadline, client.get_job_logs(serving)
             time.sleep(0.5)
     assert answer.json()["usage"]["completion_tokens"] == 8
-    head.stop_job(serving)
-    wait(head, serving, JobStatus.STOPPED, JobStatus.FAILED)
+    client.stop_job(serving)
+    wait(client, serving, JobStatus.STOPPED, JobStatus.FAILED)
