@@ -15,9 +15,10 @@ from actors.cell_protocol import TierStatus
 from actors.channels import ActorChannel, InprocChannel
 from actors.metrics import CellMetrics
 from actors.placement import CellPlacement
-from actors.tiers import DrafterActor, FullVerifierActor, Models, TierFacts, usable_cores
+from actors.tiers import DrafterActor, FullVerifierActor, Models, TierFacts
 from tierspec.config import Settings
 from tierspec.decoding import Channel, ChannelLost, TierMessage, TierName, TierReply
+from tierspec.threads import usable_cores
 
 logger = logging.getLogger("tierspec.cell")
 

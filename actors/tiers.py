@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import torch
-
 from tierspec.config import Settings
 from tierspec.decoding import DrafterInfo, DrafterTier, TierMessage, TierReply, VerifierTier
 from tierspec.drafters import Drafter, load_drafter
 from tierspec.models.loading import load_target
 from tierspec.models.target import Target
+from tierspec.threads import use_threads
 
 
 @dataclass(frozen=True)
@@ -106,17 +105,3 @@ class DrafterActor:
 
     def handle(self, message: TierMessage) -> TierReply:
         return self._tier.handle(message)
-
-
-def use_threads(threads: int) -> int:
-    """Sets this thread's torch threads and returns how many; 0 takes every core that this process may use.
-
-    Ray gives a process with a fraction of a CPU OMP_NUM_THREADS=1, which would cost a tier up to half of its speed.
-    """
-    threads = threads or usable_cores()
-    torch.set_num_threads(threads)
-    return threads
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

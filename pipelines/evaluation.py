@@ -6,8 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pipelines.prompts import Prompt, read_prompts
 from tierspec.artifacts import atomic_write_json, read_json, run_directory, sha256_of
 from tierspec.config import Settings
@@ -21,6 +19,7 @@ from tierspec.evaluation.metrics import geomean
 from tierspec.evaluation.report import write_report
 from tierspec.evaluation.top2_gap import Top2Gap
 from tierspec.models import Target, load_target
+from tierspec.threads import use_threads
 
 RESULT, REPORT = "result.json", "report.json"
 Encoded = tuple[str, list[int]]
@@ -45,8 +44,7 @@ def evaluate(
         SettingError: prompts that cannot be read or are too long for the context, or no drafter where one is needed.
     """
     (output / RESULT).unlink(missing_ok=True)
-    if settings.target.threads:
-        torch.set_num_threads(settings.target.threads)
+    use_threads(settings.target.threads)
     chosen = settings.evaluation
     prompts = read_prompts(settings.prompts.heldout, "prompts.heldout")
     directory = drafter_directory(settings) if _needs_drafter(settings) else None

@@ -16,7 +16,7 @@ from tierspec.settings_file import Tree, apply_override, read_yaml, validate
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Threads = Annotated[int, Field(ge=0, description="torch threads of this process; 0 leaves the choice to torch")]
+Threads = Annotated[int, Field(ge=0, description="torch threads; 0: an equal share of the usable cores")]
 Cpus = Annotated[float, Field(ge=0.0, description="logical CPUs that Ray sets aside for this process")]
 Gpus = Annotated[float, Field(ge=0.0, description="GPUs that Ray sets aside for this process, on cuda")]
 

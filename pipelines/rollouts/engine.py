@@ -7,13 +7,12 @@ from collections.abc import Sequence as Ids
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-import torch
-
 from tierspec.config import Settings
 from tierspec.decoding import DraftOptions, Engine, EngineLimits, Sequence, SynchronousDriver, VerifierTier
 from tierspec.errors import SettingError
 from tierspec.models.target import Target
 from tierspec.sampling import SamplingParams
+from tierspec.threads import use_threads
 
 _PLAIN = DraftOptions(source="none")  # with many rows per forward, drafts only add rows
 _NO_DRAFT_TOKENS = 0
@@ -43,7 +42,7 @@ class EngineThread:
         self._engine = Engine(limits, eos_ids=target.eos_ids)
         verifier = VerifierTier(target, token_budget=decoding.token_budget)
         self._driver = SynchronousDriver(self._engine, {"verifier": verifier})
-        self._threads = settings.rollout.threads
+        self._threads, self._workers = settings.rollout.threads, settings.rollout.workers
         self._numbers = itertools.count()
         self._inbox: queue.SimpleQueue[tuple[Sequence, Future[Answer]]] = queue.SimpleQueue()
         self._open: dict[str, tuple[Sequence, Future[Answer]]] = {}
@@ -58,8 +57,7 @@ class EngineThread:
         return answer
 
     def _run(self) -> None:
-        if self._threads:
-            torch.set_num_threads(self._threads)  # here, because the setting belongs to the calling thread
+        use_threads(self._threads, processes=self._workers)
         failure: Exception | None = None
         while True:
             self._take_in(failure)

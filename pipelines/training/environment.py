@@ -5,10 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-
 from tierspec.config import Settings
 from tierspec.paths import cache_directory
+from tierspec.threads import use_threads
 
 
 def prepare_process(settings: Settings) -> int:
@@ -17,9 +16,8 @@ def prepare_process(settings: Settings) -> int:
     DeepSpeed compiles a small kernel on first use on CPU; it is kept in the user's cache, and `ninja` is found beside
     the interpreter even if its environment is not activated.
     """
-    threads = settings.training.threads or max(1, len(os.sched_getaffinity(0)) // settings.training.workers)
+    threads = use_threads(settings.training.threads, processes=settings.training.workers)
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    torch.set_num_threads(threads)
     if not settings.target.device.startswith("cuda"):
         os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(cache_directory() / "torch_extensions"))

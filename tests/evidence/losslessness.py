@@ -19,7 +19,7 @@ from typing import Any
 import ray
 
 from actors.channels import ActorChannel, InprocChannel
-from actors.tiers import DrafterActor, FullVerifierActor, Models, TierFacts, usable_cores
+from actors.tiers import DrafterActor, FullVerifierActor, Models, TierFacts
 from pipelines.cluster import ray_session
 from pipelines.prompts import read_prompts
 from tierspec.artifacts import atomic_write_json, sha256_of
@@ -37,6 +37,7 @@ from tierspec.decoding import (
 from tierspec.evaluation.comparison import first_difference
 from tierspec.evaluation.environment import describe_environment
 from tierspec.evaluation.top2_gap import Top2Gap
+from tierspec.threads import usable_cores
 
 DTYPES = ("float32", "bfloat16")
 PLACEMENTS = ("colocated", "separate")
