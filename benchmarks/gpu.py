@@ -44,7 +44,7 @@ PROMPT_TOKENS = 64
 CONTEXT_TOKENS = 512
 FP32_TOLERANCE = 1e-4
 CLEAR_GAP = 0.25
-"""bf16 argmax is compared where the fp32 top-2 gap is larger: DESIGN section 5 saw kernels disagree up to there."""
+"""bf16 argmax is compared where the fp32 top-2 gap is larger: plain kernels disagree up to there."""
 LEAST_AGREEMENT = 0.99
 
 

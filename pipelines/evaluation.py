@@ -38,7 +38,7 @@ def evaluate(
     asked. When `stop` says so, the report covers the prompts so far and there is no result.json.
 
     Returns:
-        The report (DESIGN section 4, with more keys).
+        The report (the content of report.json).
 
     Raises:
         SettingError: prompts that cannot be read or are too long for the context, or no drafter where one is needed.

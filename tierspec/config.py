@@ -99,7 +99,7 @@ class DrafterSettings(Group):
 
 
 class ObjectiveSettings(Group):
-    """The verification-aware objective; the defaults are the paper's (vat.md 3.4)."""
+    """The verification-aware objective; the defaults are the paper's (arXiv 2608.30135, section 4.4)."""
 
     soft: bool = Field(True, description="cross-entropy against the target's distribution")
     hard: bool = Field(True, description="cross-entropy against the target's token")
@@ -160,7 +160,7 @@ class TrainingSettings(Group):
 
 
 class SuffixSettings(Group):
-    """Suffix cache draft, chain mode (hvd.md 7.1)."""
+    """Suffix cache draft, chain mode (SuffixDecoding, arXiv 2411.04975)."""
 
     max_depth: Count = Field(64, description="longest context matched, in tokens")
     min_probability: Fraction = Field(0.1, description="a draft ends where its probability falls below this")

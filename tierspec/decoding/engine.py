@@ -4,7 +4,7 @@
 ticks, prompts go in by chunks beside the decoding rows. A group of sequences is in lockstep: its drafts are made in one
 message, then verified in another. Two groups take turns, so that drafter and verifier work at the same time.
 
-What is committed depends on prompt, sampling parameters and seed alone (DESIGN.md section 1): drafts, budgets, lost
+What is committed depends on prompt, sampling parameters and seed alone (arXiv 2408.07978): drafts, budgets, lost
 tiers and the order of replies only change how soon it comes.
 """
 

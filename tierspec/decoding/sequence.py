@@ -23,7 +23,7 @@ class DraftOptions:
     """Where a sequence's drafts come from.
 
     `auto` takes the suffix cache's draft where at least `match_length` tokens matched, else the neural drafter's
-    (TensorRT-LLM's rule, hvd.md 7.1). `max_tokens` is the neural drafter's limit, `suffix.max_tokens` the cache's.
+    (TensorRT-LLM's rule). `max_tokens` is the neural drafter's limit, `suffix.max_tokens` the cache's.
     """
 
     source: DraftSourceName = "auto"

@@ -19,7 +19,7 @@ class MemoryWatch:
     (anything but Linux) the peak stays 0.
     """
 
-    def __init__(self, interval_s: float = 2.0) -> None:
+    def __init__(self, interval_s: float = 10.0) -> None:
         self.peak_bytes = 0
         self._known: set[Process] = set()
         self._interval_s = interval_s

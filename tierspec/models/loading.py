@@ -36,7 +36,7 @@ def load_target(source: str, *, dtype: str = "bfloat16", device: str = "cpu", nu
 
     `source`: a local directory (config.json, model.safetensors, tokenizer files), `embedded:smollm2-135m`,
     `embedded:tiny`, or a Hugging Face id, which is fetched unless it is cached. `dtype`: "bfloat16" or "float32".
-    `numerics`: "auto", "invariant" or "fast" (DESIGN section 5).
+    `numerics`: "auto", "invariant" or "fast" (see Decoder).
 
     Raises:
         SettingError: an unknown source, dtype or device, or an architecture that is not supported.

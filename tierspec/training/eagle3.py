@@ -1,4 +1,4 @@
-"""EAGLE-3 under the VAT objective: anchored training-time test over rollouts of the target (vat.md 3.5 and 7.1).
+"""EAGLE-3 under the VAT objective: anchored training-time test over rollouts of the target (arXiv 2608.30135, 2503.01840).
 
 An anchor is one row p of a sequence; its K steps are one verification block, scored against the target's predictions
 at positions p + 1 .. p + K, that is tokens p + 2 .. p + K + 1.
@@ -95,7 +95,7 @@ class Eagle3Trainee(nn.Module):
         drafter.lm_head.weight.copy_(decoder.head_weight()[self.vocabulary.target_ids.to(decoder.device)])
 
     def parameter_groups(self) -> list[dict]:
-        """Optimizer groups whose gradients are clipped apart: a fresh head must not starve the drafter (vat.md 5.6)."""
+        """Optimizer groups whose gradients are clipped apart: a fresh head must not starve the drafter (our choice)."""
         return [
             {"name": "drafter", "params": list(self.drafter.parameters())},
             {"name": "head", "params": list(self.verification_head.parameters()), "weight_decay": 0.0},

@@ -1,4 +1,4 @@
-"""What a training run watches about the objective (vat.md 6): sums that add over chunks, micro-batches and ranks."""
+"""What a training run watches about the objective (our choice): sums that add over chunks, micro-batches and ranks."""
 
 from typing import TYPE_CHECKING, Self
 

@@ -109,7 +109,7 @@ def vat_loss(
 
     draft_logits [..., K, C]; target_logits [..., K, V], the target's prediction of the same position; labels int64
     [..., K], corpus tokens; survival_logits [..., K]; valid bool [..., K]; target_ids int64 [C], the target id of every
-    draft column, ascending (None: C = V). Returns the scalar loss and the monitors of vat.md 6.
+    draft column, ascending (None: C = V). Returns the scalar loss and the monitors.
     """
     vocab_size = target_logits.shape[-1]
     top_columns = columns_of(target_logits.argmax(-1), target_ids, vocab_size)

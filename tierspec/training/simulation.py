@@ -1,7 +1,7 @@
 """Verification simulated at training time (arXiv 2608.30135 section 4.1): which draft positions would have survived.
 
 A block is one anchor with its K draft positions. A position that is not valid (past the end, another turn) counts
-neither as accepted nor as rejected; validity is a contiguous prefix of the block (our choice, vat.md 6.3).
+neither as accepted nor as rejected; validity is a contiguous prefix of the block (our choice).
 """
 
 import torch

@@ -16,7 +16,7 @@ def names(prompts: list[Prompt]) -> list[str]:
 
 
 def naive_overlap(first: str, second: str) -> bool:
-    """The rule of DESIGN section 4, word for word."""
+    """The rule, word for word: a shared 13-gram, or 5-grams with a Jaccard index of at least one half."""
     long = word_grams(first, 13) & word_grams(second, 13)
     a, b = word_grams(first, 5), word_grams(second, 5)
     return any(len(gram) == 13 for gram in long) or (bool(a | b) and len(a & b) / len(a | b) >= 0.5)
