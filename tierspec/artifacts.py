@@ -2,7 +2,7 @@
 
 A file or directory under construction lives beside its final name as `.<name>.tmp-<pid>-<random>` and is renamed when
 complete, so a killed run leaves nothing that could be taken for a finished artifact. The next run of the stage sweeps
-such leftovers. `runs/<name>/<stage>/`is where a stage keeps its results.
+such leftovers. `runs/<name>/<stage>/` is where a stage keeps its results.
 """
 
 import hashlib

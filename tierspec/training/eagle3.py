@@ -1,4 +1,4 @@
-"""EAGLE-3 under the VAT objective: anchored training-time test over rollouts of the target (arXiv 2608.30135, 2503.01840).
+"""EAGLE-3 under the VAT objective: anchored training-time test over rollouts (arXiv 2503.01840 and 2608.30135).
 
 An anchor is one row p of a sequence; its K steps are one verification block, scored against the target's predictions
 at positions p + 1 .. p + K, that is tokens p + 2 .. p + K + 1.

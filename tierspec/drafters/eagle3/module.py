@@ -2,7 +2,7 @@
 
 Row p pairs the target's features at position p with the embedding of token p + 1, and predicts token p + 2. Unrolled
 for training, row p at step i takes the embedding of token p + 1 + i, its own state of step i - 1 and position p + i;
-it attends to the first-step keys of rows up to p and to its own keys of steps 1 .. i (training-time test). Only anchor rows are
+it attends to the first-step keys of rows up to p and to its own keys of steps 1 .. i. Only anchor rows are
 unrolled; all others contribute their keys and values alone.
 
 Legend: B sequences, T rows, A anchors, K steps, F concatenated features, D hidden size, H heads, G key-value heads,
