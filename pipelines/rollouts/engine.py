@@ -52,6 +52,7 @@ class EngineThread:
         """The answer to come. The future raises SettingError if the engine cannot decode the prompt, and anything that
         the engine itself fails with."""
         answer: Future[Answer] = Future()
+        answer.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel what the engine will settle
         sequence = Sequence(str(next(self._numbers)), prompt_ids, sampling, _PLAIN, wants_text=False)
         self._inbox.put((sequence, answer))
         return answer
