@@ -13,9 +13,13 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def thread_count(threads: int, *, processes: int = 1) -> int:
+    """`threads`, or if that is 0 an equal share of the usable cores for each of `processes`."""
+    return threads or max(1, usable_cores() // processes)
+
+
 def use_threads(threads: int, *, processes: int = 1) -> int:
-    """Sets and returns the calling thread's torch threads; 0 takes an equal share of the usable cores for each of
-    `processes` like this one."""
-    threads = threads or max(1, usable_cores() // processes)
-    torch.set_num_threads(threads)
-    return threads
+    """Sets and returns the calling thread's torch threads, as `thread_count` counts them."""
+    count = thread_count(threads, processes=processes)
+    torch.set_num_threads(count)
+    return count

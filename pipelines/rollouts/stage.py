@@ -35,6 +35,7 @@ from pipelines.rollouts.worker import TOO_LONG
 from tierspec.artifacts import atomic_write_json, atomic_write_text, require_disk
 from tierspec.config import Settings
 from tierspec.errors import SettingError
+from tierspec.threads import thread_count
 
 Stop = Callable[[], bool]
 PROMPTS, RESULT, WRITTEN = "prompts.jsonl", "result.json", "self_written"
@@ -138,7 +139,7 @@ def make_rollouts(settings: Settings, *, split: Split, output: Path, stop: Stop 
         "seconds": round(time.monotonic() - began, 3),
         "tokens_per_s": round(totals.tokens / totals.seconds, 1) if totals.seconds else None,
         "workers": settings.rollout.workers,
-        "threads": settings.rollout.threads,
+        "threads": thread_count(settings.rollout.threads, processes=settings.rollout.workers),
     }
     atomic_write_json(output / RESULT, result)
     return result
