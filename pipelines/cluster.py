@@ -63,6 +63,7 @@ def _joined(settings: Settings) -> Iterator[None]:
 @contextlib.contextmanager
 def _local(settings: Settings) -> Iterator[None]:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # a niced worker on all cores waits for its slower thread
     parent = Path(settings.ray.temp_dir or "/tmp").expanduser().absolute()
     if len(str(parent)) > _LONGEST_FOLDER:
         raise SettingError(

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipelines.prompts import Prompt, read_prompts
+from pipelines.prompts import Prompt, read_prompts, spread
 from tierspec.artifacts import atomic_write_json, read_json, run_directory, sha256_of
 from tierspec.config import Settings
 from tierspec.decoding import SamplingParams
@@ -104,16 +104,11 @@ def _needs_drafter(settings: Settings) -> bool:
 
 
 def prompt_sets(prompts: list[Prompt], limit: int) -> dict[str, list[Prompt]]:
-    """Prompts by source; of each at most `limit` (0: all), spread evenly over the set, so that every kind is kept."""
+    """Prompts by source, of each at most `limit` (see `spread`)."""
     sets: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         sets.setdefault(prompt.source, []).append(prompt)
-    if not limit:
-        return sets
-    return {
-        name: [members[i * len(members) // limit] for i in range(limit)] if len(members) > limit else members
-        for name, members in sets.items()
-    }
+    return {name: spread(members, limit) for name, members in sets.items()}
 
 
 def drafter_directory(settings: Settings) -> Path:

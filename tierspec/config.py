@@ -83,6 +83,9 @@ class RolloutSettings(Group):
     slots: Count = Field(64, description="sequences decoded at once per worker")
     shard_size: Count = Field(64, description="prompts per Parquet shard, the unit of resuming")
     token_budget: CountOrZero = Field(0, description="stop after this many response tokens; 0 answers every prompt")
+    heldout_prompts: CountOrZero = Field(
+        0, description="held-out prompts to answer, spread evenly over them; 0 answers all"
+    )
     workers: Count = Field(1, description="rollout actors")
     threads: Threads = 0
     overwrite: bool = Field(
@@ -124,6 +127,9 @@ class TrainingSettings(Group):
     depth: int = Field(5, ge=1, le=32, description="draft positions unrolled per anchor (K)")
     anchors: Count = Field(64, description="anchors sampled per sequence")
     learning_rate: float = Field(1e-3, gt=0.0, description="peak learning rate of AdamW")
+    lm_head_rate: float = Field(
+        0.1, ge=0.0, description="learning rate of the drafter's token head as a share of `learning_rate`"
+    )
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW betas")
     weight_decay: float = Field(0.0, ge=0.0, description="AdamW weight decay")
     warmup_ratio: Fraction = Field(0.04, description="share of the steps with a rising learning rate")

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pipelines.prompts.prompt import Prompt, parse_row
 from tierspec.errors import SettingError
 
-BUILTIN = ("train", "heldout")
+BUILTIN = ("train", "heldout", "new_kinds")
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
@@ -21,7 +21,7 @@ def read_prompts(entries: Sequence[str], setting: str) -> list[Prompt]:
     """All prompts of `entries` in order, with unique sample ids.
 
     Args:
-        entries: `builtin:train`, `builtin:heldout`, paths or globs.
+        entries: names of `BUILTIN` behind `builtin:`, paths or globs.
         setting: name of the setting that holds `entries`, for messages.
 
     Raises:
@@ -35,6 +35,13 @@ def read_prompts(entries: Sequence[str], setting: str) -> list[Prompt]:
             if len(prompts) == found:
                 raise SettingError(f"{setting}: {path} holds no prompts")
     return _with_unique_ids(prompts)
+
+
+def spread(prompts: list[Prompt], limit: int) -> list[Prompt]:
+    """At most `limit` prompts (0: all), at even distances, so that every kind is kept as far as it can be."""
+    if not limit or len(prompts) <= limit:
+        return prompts
+    return [prompts[i * len(prompts) // limit] for i in range(limit)]
 
 
 def _paths(entry: str, setting: str) -> list[Path]:

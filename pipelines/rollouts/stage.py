@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pipelines.cluster import ray_session
 from pipelines.prompts.overlap import drop_repeats, split_contaminated
 from pipelines.prompts.prompt import Prompt
-from pipelines.prompts.reading import read_prompts
+from pipelines.prompts.reading import read_prompts, spread
 from pipelines.prompts.self_written import SOURCE, TurnSelection
 from pipelines.rollouts.directory import RolloutDirectory, refuse_changes
 from pipelines.rollouts.ledger import STOPPED
@@ -64,7 +64,8 @@ def read_prompt_set(settings: Settings, split: Split) -> PromptSet:
     """
     heldout = drop_repeats(read_prompts(settings.prompts.heldout, "prompts.heldout"))
     if split == "heldout":
-        return PromptSet(heldout, counts={"read": len(heldout)})
+        chosen = spread(heldout, settings.rollout.heldout_prompts)
+        return PromptSet(chosen, counts={"read": len(heldout), "over_limit": len(heldout) - len(chosen)})
     read = read_prompts(settings.prompts.train, "prompts.train")
     distinct = drop_repeats(read)
     clean, contaminated = split_contaminated(distinct, heldout)

@@ -68,7 +68,7 @@ class DrafterEngine:
     def step(self, learning_rate: float) -> dict[str, float]:
         """Ends a micro-batch, and the optimizer step if it was the last; gradient norms by parameter group."""
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["rate"]
         self._engine.step()
         return dict(self._optimizer.gradient_norms)
 

@@ -79,7 +79,7 @@ class Stepper:
             ]
             before = time.perf_counter()
             features = [
-                self._features(number, sample.token_ids, sample.first_anchor)
+                self._features(number, sample.token_ids, sample.first_anchor, greedy=sample.greedy)
                 for number, sample in zip(chosen[first : first + size], part, strict=True)
             ]
             feature_s += time.perf_counter() - before

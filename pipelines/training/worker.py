@@ -49,6 +49,7 @@ def build_trainee(job: WorkerJob, target: Target) -> tuple[Eagle3Trainee, float]
         depth=training.depth,
         precision=training.precision,
         seed=settings.run.seed,
+        lm_head_rate=training.lm_head_rate,
     )
     if training.initialize_from_target:
         trainee.initialize_from_target(decoder)

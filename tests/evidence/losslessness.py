@@ -21,7 +21,7 @@ import ray
 from actors.channels import ActorChannel, InprocChannel
 from actors.tiers import DrafterActor, FullVerifierActor, Models, TierFacts
 from pipelines.cluster import ray_session
-from pipelines.prompts import read_prompts
+from pipelines.prompts import read_prompts, spread
 from tierspec.artifacts import atomic_write_json, sha256_of
 from tierspec.config import Settings, load_settings
 from tierspec.decoding import (
@@ -126,7 +126,7 @@ class _Reference:
 
     def __init__(self, models: Models, prompts: int, new_tokens: int) -> None:
         read = read_prompts(["builtin:heldout"], "prompts.heldout")
-        chosen = [read[i * len(read) // prompts] for i in range(min(prompts, len(read)))]
+        chosen = spread(read, prompts)
         self.ids = [prompt.sample_id for prompt in chosen]
         self.prompts = [models.target.encode_chat([{"role": "user", "content": prompt.turns[0]}]) for prompt in chosen]
         self.gap = Top2Gap(models.target.decoder)

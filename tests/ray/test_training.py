@@ -176,7 +176,7 @@ def test_workers_and_micro_batches_give_the_steps_of_one_plain_batch(line: Line,
         optimizer.zero_grad()
         loss.backward()
         for group in optimizer.param_groups:
-            group["lr"] = record["learning_rate"]
+            group["lr"] = record["learning_rate"] * group["rate"]
         optimizer.step()
         expected = {"loss": loss.item(), **{f"gradient_norm/{n}": v for n, v in optimizer.gradient_norms.items()}}
         expected |= {name: value for name, value in monitors.scalars().items() if not name.startswith("head_auc")}

@@ -31,6 +31,7 @@ def write_tiny_rollouts(directory: Path, target: Target, *, count: int, seed: in
             "sample_id": [f"{directory.name}-{i}" for i in range(count)],
             "prompt_ids": pa.array(prompts, ids),
             "response_ids": pa.array(answers, ids),
+            "temperature": [0.0] * count,
             "target": [target.source] * count,
             "template_hash": [target.template_hash] * count,
         }

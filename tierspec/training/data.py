@@ -12,17 +12,18 @@ from torch import Tensor
 
 from tierspec.errors import ArtifactError, SettingError
 
-_COLUMNS = ("sample_id", "prompt_ids", "response_ids", "target", "template_hash")
+_COLUMNS = ("sample_id", "prompt_ids", "response_ids", "temperature", "target", "template_hash")
 _BUCKET_STEPS = 16
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt and the target's response; the response is what is supervised."""
+    """A prompt and the target's response; the response is what is supervised. `greedy`: decoded at temperature 0."""
 
     sample_id: str
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
+    greedy: bool = False
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -81,7 +82,7 @@ def read_rollouts(path: Path, max_length: int) -> Rollouts:
                 dropped += 1
                 continue
             cut += len(kept) < len(response)
-            samples.append(Sample(row["sample_id"], prompt, kept))
+            samples.append(Sample(row["sample_id"], prompt, kept, greedy=row["temperature"] == 0.0))
     if len(origins) > 1:
         raise ArtifactError(f"{path} holds rollouts of several targets or chat templates: {sorted(origins)}")
     if not samples:

@@ -54,8 +54,10 @@ class Eagle3Trainee(nn.Module):
         depth: int,
         precision: str,
         seed: int,
+        lm_head_rate: float = 1.0,
     ) -> None:
-        """`precision`: "bf16" runs matrix products in bf16 over fp32 weights, "fp32" everything in fp32."""
+        """`precision`: "bf16" runs matrix products in bf16 over fp32 weights, "fp32" everything in fp32;
+        `lm_head_rate`: learning rate of the token head as a share of the others'."""
         super().__init__()
         self.drafter = Eagle3(config)
         self.verification_head = nn.Linear(config.hidden_size, 1)
@@ -65,7 +67,7 @@ class Eagle3Trainee(nn.Module):
             self.verification_head.weight.normal_(0.0, _HEAD_STD, generator=generator)
             self.verification_head.bias.zero_()
         self.vocabulary = vocabulary
-        self._objective, self._depth = objective, depth
+        self._objective, self._depth, self._lm_head_rate = objective, depth, lm_head_rate
         self._compute = torch.bfloat16 if precision == "bf16" else torch.float32
         self._embedding = decoder.embedding
         self._columns = vocabulary.columns
@@ -95,10 +97,16 @@ class Eagle3Trainee(nn.Module):
         drafter.lm_head.weight.copy_(decoder.head_weight()[self.vocabulary.target_ids.to(decoder.device)])
 
     def parameter_groups(self) -> list[dict]:
-        """Optimizer groups whose gradients are clipped apart: a fresh head must not starve the drafter (our choice)."""
+        """Optimizer groups whose gradients are clipped apart: a fresh head must not starve the drafter. `rate` is the
+        share of the learning rate; a token head that starts from the target's learns answers by heart at the full one
+        (our choice)."""
+        lm_head = self.drafter.lm_head.weight
+        layers = [parameter for parameter in self.drafter.parameters() if parameter is not lm_head]
+        head = list(self.verification_head.parameters())
         return [
-            {"name": "drafter", "params": list(self.drafter.parameters())},
-            {"name": "head", "params": list(self.verification_head.parameters()), "weight_decay": 0.0},
+            {"name": "drafter", "params": layers, "rate": 1.0},
+            {"name": "lm_head", "params": [lm_head], "rate": self._lm_head_rate},
+            {"name": "verification_head", "params": head, "rate": 1.0, "weight_decay": 0.0},
         ]
 
     def collate(
@@ -134,7 +142,6 @@ class Eagle3Trainee(nn.Module):
 
     def forward(self, batch: Eagle3Batch, divisor: float | None = None) -> tuple[Tensor, Monitors]:
         """Loss over the batch's blocks (see `chunked_vat_loss` for `divisor`) and its monitors."""
-        anchors = batch.anchors_BA.shape[1]
         with torch.autocast(batch.captured_BTF.device.type, torch.bfloat16, enabled=self._compute == torch.bfloat16):
             captured_BTF = batch.captured_BTF.to(self._compute)
             hidden_BAKD = self.drafter.unroll(captured_BTF, batch.embedded_BTD, batch.anchors_BA, self._depth)
@@ -150,7 +157,6 @@ class Eagle3Trainee(nn.Module):
             batch.teacher,
             batch.valid_BAK.flatten(0, 1),
             self._objective,
-            blocks_per_chunk=anchors,
             divisor=divisor,
         )
 

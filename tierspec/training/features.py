@@ -17,7 +17,7 @@ class SequenceFeatures:
     """Of one sequence of T tokens. Captured states are before the final norm, `last` is after it.
 
     captured [T, F]: the feature layers, concatenated in their order; last [T, E]; top_ids int64 [T]: the target's
-    choice for the next token, -1 for rows before `first_choice`, where nobody asks for it.
+    choice for the next token, -1 for rows where nobody asks for it.
     """
 
     captured: Tensor
@@ -42,25 +42,35 @@ class TargetFeatures:
         self._kept: dict[int, SequenceFeatures] = {}
         self._free_bytes = cache_bytes
 
-    def __call__(self, key: int, token_ids: Sequence[int], first_choice: int) -> SequenceFeatures:
-        """Features of the sequence that `key` numbers for as long as this object lives."""
+    def __call__(
+        self, key: int, token_ids: Sequence[int], first_choice: int, *, greedy: bool = False
+    ) -> SequenceFeatures:
+        """Features of the sequence that `key` numbers for as long as this object lives.
+
+        `top_ids` begins at row `first_choice`. `greedy`: the tokens from there on are the target's own greedy choices,
+        which spares its head, a seventh of the work.
+        """
         if key in self._kept:
             return self._kept[key]
-        features = self._compute(token_ids, first_choice)
+        features = self._compute(token_ids, first_choice, greedy)
         if features.nbytes <= self._free_bytes:
             self._free_bytes -= features.nbytes
             self._kept[key] = features
         return features
 
     @torch.no_grad()
-    def _compute(self, token_ids: Sequence[int], first_choice: int) -> SequenceFeatures:
+    def _compute(self, token_ids: Sequence[int], first_choice: int, greedy: bool) -> SequenceFeatures:
         sequence = self._cache.sequence()
         try:
             hidden = self._decoder.forward([Step(sequence, token_ids)], self._cache, features=self._layers)
         finally:
             sequence.release()
-        chosen = hidden.last[first_choice:].split(_LOGIT_ROWS)
-        top_ids = [greedy_choice(self._decoder.logits(rows)) for rows in chosen]
-        unasked = torch.full((first_choice,), -1, dtype=torch.int64, device=hidden.last.device)
         captured = torch.cat([hidden.features[layer] for layer in self._layers], -1)
-        return SequenceFeatures(captured, hidden.last, torch.cat([unasked, *top_ids]))
+        top_ids = torch.full((len(token_ids),), -1, dtype=torch.int64, device=hidden.last.device)
+        if greedy:
+            top_ids[first_choice:-1] = torch.tensor(token_ids[first_choice + 1 :])
+        else:
+            for start in range(first_choice, len(token_ids), _LOGIT_ROWS):
+                rows = slice(start, start + _LOGIT_ROWS)
+                top_ids[rows] = greedy_choice(self._decoder.logits(hidden.last[rows]))
+        return SequenceFeatures(captured, hidden.last, top_ids)

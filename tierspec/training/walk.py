@@ -70,7 +70,7 @@ class _Text:
     def __init__(self, drafter: Drafter, features: TargetFeatures, number: int, sample: Sample) -> None:
         self.name = str(number)
         self._ids = sample.token_ids
-        captured = features(number, self._ids, sample.first_anchor).captured
+        captured = features(number, self._ids, len(self._ids)).captured
         pieces = captured.chunk(len(drafter.feature_layers), -1)
         self._projected = drafter.projection(dict(zip(drafter.feature_layers, pieces, strict=True)))
         self._committed = len(sample.prompt_ids) + 1

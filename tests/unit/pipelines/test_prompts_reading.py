@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.prompts import Prompt, read_prompts
+from pipelines.prompts import Prompt, read_prompts, spread
+from pipelines.prompts.overlap import split_contaminated
 from pipelines.prompts.prompt import parse_row
+from pipelines.prompts.reading import BUILTIN
 from tierspec.errors import SettingError
 
 
@@ -152,3 +154,19 @@ def test_any_json_is_read_or_refused_with_a_reason(row: object) -> None:
         assert parse_row(row, "source").turns
     except ValueError as error:
         assert str(error)
+
+
+@pytest.mark.parametrize(("total", "limit", "chosen"), [(7, 3, [0, 2, 4]), (4, 4, [0, 1, 2, 3]), (4, 9, [0, 1, 2, 3])])
+def test_a_limit_spreads_over_the_whole_set(total: int, limit: int, chosen: list[int]) -> None:
+    prompts = [Prompt(str(i), "set", (f"question {i}",)) for i in range(total)]
+    assert [prompt.sample_id for prompt in spread(prompts, limit)] == [str(i) for i in chosen]
+    assert spread(prompts, 0) == prompts
+
+
+def test_the_built_in_sets_are_disjoint() -> None:
+    train, heldout, new_kinds = (read_prompts([f"builtin:{name}"], "prompts") for name in BUILTIN)
+    assert not split_contaminated([*train, *new_kinds], heldout)[1]
+    assert not split_contaminated(train, new_kinds)[1]
+    kinds = {prompt.kind for prompt in train}
+    assert {prompt.kind for prompt in heldout} == kinds
+    assert not kinds & {prompt.kind for prompt in new_kinds}

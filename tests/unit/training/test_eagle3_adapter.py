@@ -61,6 +61,8 @@ def test_features_are_the_targets_and_depend_on_the_sequence_alone(decoder: Deco
         assert torch.equal(got.captured, torch.cat((hidden.features[1], hidden.features[2]), -1))
         assert got.top_ids[sample.first_anchor : -1].tolist() == list(sample.response_ids)
         assert (got.top_ids[: sample.first_anchor] == -1).all()
+        known = features_for(decoder, trainee)(i, sample.token_ids, sample.first_anchor, greedy=True)
+        assert torch.equal(known.top_ids[:-1], got.top_ids[:-1]) and torch.equal(known.last, got.last)
         assert features(i, sample.token_ids, sample.first_anchor) is got
 
 

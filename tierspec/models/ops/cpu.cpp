@@ -139,45 +139,64 @@ void rope_store(const T *qkv, const int64_t *positions, const int64_t *slots, co
   }
 }
 
-template <class T>
-inline void widen(const T *in, float *out, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) out[i] = load(in[i]);
-}
-
 // 16 floats; the compiler maps it to what the processor has.
 typedef float vec __attribute__((vector_size(64), aligned(4)));
+typedef uint16_t halves __attribute__((vector_size(32), aligned(2)));
+typedef uint32_t words __attribute__((vector_size(64)));
 constexpr int kLanes = 16;
 
-// Scores of one query against the 64 keys of a page: s[j] = scale * sum_d q[d] K[d][j].
-inline void page_scores(const float *q, const float *k_page, float *scores, int dim, float scale) {
-  vec acc[4] = {};
-  for (int d = 0; d < dim; ++d) {
-    const vec *k = reinterpret_cast<const vec *>(k_page + d * kPage);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) acc[i] += q[d] * k[i];
-  }
-  for (int i = 0; i < 4; ++i) reinterpret_cast<vec *>(scores)[i] = acc[i] * scale;
+inline vec widened(const float *x) { return *reinterpret_cast<const vec *>(x); }
+inline vec widened(const bf16 *x) {
+  return reinterpret_cast<vec>(__builtin_convertvector(*reinterpret_cast<const halves *>(x), words) << 16);
 }
 
-// out[d] += sum_j p[j] V[j][d]. D is the head dimension where the compiler knows it, else 0.
-template <int D>
-inline void page_values(const float *p, const float *v_page, float *out, int count, int dim) {
-  if constexpr (D > 0) {
-    constexpr int n = D / kLanes;
-    vec acc[n];
-    for (int i = 0; i < n; ++i) acc[i] = reinterpret_cast<const vec *>(out)[i];
-    for (int j = 0; j < count; ++j) {
-      const vec *v = reinterpret_cast<const vec *>(v_page + j * D);
-#pragma GCC unroll 8
-      for (int i = 0; i < n; ++i) acc[i] += p[j] * v[i];
+// Scores of N queries against the 64 keys of a page, each widened once: scores[n][j] = scale * sum_d q[n][d] K[d][j].
+template <int N, class T>
+inline void page_scores(const float *q, const T *k_page, float *scores, int64_t stride, int dim, float scale) {
+  vec acc[N][kPage / kLanes] = {};
+  for (int d = 0; d < dim; ++d) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kPage / kLanes; ++i) {
+      const vec k = widened(k_page + d * kPage + i * kLanes);
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) acc[n][i] += q[n * dim + d] * k;
     }
-    for (int i = 0; i < n; ++i) reinterpret_cast<vec *>(out)[i] = acc[i];
-  } else {
-    for (int j = 0; j < count; ++j)
-#pragma omp simd
-      for (int d = 0; d < dim; ++d) out[d] += p[j] * v_page[j * dim + d];
   }
+  for (int n = 0; n < N; ++n)
+    for (int i = 0; i < kPage / kLanes; ++i) reinterpret_cast<vec *>(scores + n * stride)[i] = acc[n][i] * scale;
+}
+
+// out[n][d] += sum_j p[n][j] V[j][d] for N queries. D is the head dimension where the compiler knows it, else 0.
+template <int N, int D, class T>
+inline void page_values(const float *p, int64_t stride, const T *v_page, float *out, int count, int dim) {
+  if constexpr (D > 0) {
+    vec acc[N][D / kLanes];
+    for (int n = 0; n < N; ++n)
+      for (int i = 0; i < D / kLanes; ++i) acc[n][i] = reinterpret_cast<const vec *>(out + n * D)[i];
+    for (int j = 0; j < count; ++j) {
+#pragma GCC unroll 8
+      for (int i = 0; i < D / kLanes; ++i) {
+        const vec v = widened(v_page + j * D + i * kLanes);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) acc[n][i] += p[n * stride + j] * v;
+      }
+    }
+    for (int n = 0; n < N; ++n)
+      for (int i = 0; i < D / kLanes; ++i) reinterpret_cast<vec *>(out + n * D)[i] = acc[n][i];
+  } else {
+    for (int n = 0; n < N; ++n)
+      for (int j = 0; j < count; ++j)
+#pragma omp simd
+        for (int d = 0; d < dim; ++d) out[n * dim + d] += p[n * stride + j] * load(v_page[j * dim + d]);
+  }
+}
+
+// Calls f<N>(first) for `count` queries in blocks of N, as many as the registers hold the sums of.
+template <int N, class F>
+inline void in_blocks(int first, int count, F f) {
+  for (; count >= N; first += N, count -= N) f.template operator()<N>(first);
+  if constexpr (N > 1)
+    if (count > 0) in_blocks<N - 1>(first, count, f);
 }
 
 // Softmax numerators in place over whole pages; entries past `length` become zero. Returns the sum.
@@ -220,39 +239,46 @@ void attend(const T *q, const T *k_pages, const T *v_pages, const int64_t *posit
   }
   const int group = heads / kv_heads;
   const int64_t items = static_cast<int64_t>(segments.size()) * kv_heads;
+  constexpr int kQueries = D > 64 ? 2 : 4;
 #pragma omp parallel if (items >= 2)
   {
-    std::vector<float> page(static_cast<size_t>(kPage) * dim), queries(static_cast<size_t>(kRowBlock) * group * dim);
-    std::vector<float> outputs(static_cast<size_t>(kRowBlock) * group * dim), sums(kRowBlock * group), scores;
+    std::vector<float> queries(static_cast<size_t>(kRowBlock) * group * dim), outputs(queries.size());
+    std::vector<float> sums(static_cast<size_t>(kRowBlock) * group), scores;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t item = 0; item < items; ++item) {
       const Segment segment = segments[item / kv_heads];
       const int head = static_cast<int>(item % kv_heads);
       const int64_t *table = block_tables + sequence[segment.first] * table_width;
-      int64_t longest = 0;
-      for (int64_t i = 0; i < segment.rows; ++i) longest = std::max(longest, positions[segment.first + i] + 1);
+      const int64_t *last = positions + segment.first;
+      const int64_t longest = *std::max_element(last, last + segment.rows) + 1;
       const int64_t pages = (longest + kPage - 1) / kPage, stride = pages * kPage;
       const int n = static_cast<int>(segment.rows) * group;
       scores.resize(std::max<size_t>(scores.size(), static_cast<size_t>(n) * stride));
-      for (int i = 0; i < n; ++i)
-        widen(q + ((segment.first + i / group) * heads + head * group + i % group) * dim, queries.data() + i * dim, dim);
+      for (int i = 0; i < n; ++i) {
+        const T *row = q + ((segment.first + i / group) * heads + head * group + i % group) * dim;
+        for (int d = 0; d < dim; ++d) queries[i * dim + d] = load(row[d]);
+      }
 
       for (int64_t p = 0; p < pages; ++p) {
-        widen(k_pages + (table[p] * kv_heads + head) * dim * kPage, page.data(), static_cast<int64_t>(dim) * kPage);
-        for (int i = 0; i < n; ++i)
-          if (p * kPage <= positions[segment.first + i / group])
-            page_scores(queries.data() + i * dim, page.data(), scores.data() + i * stride + p * kPage, dim, scale);
+        const T *page = k_pages + (table[p] * kv_heads + head) * dim * kPage;
+        for (int64_t r = 0; r < segment.rows; ++r)
+          if (p * kPage <= last[r])
+            in_blocks<4>(static_cast<int>(r) * group, group, [&]<int N>(int i) {
+              page_scores<N>(queries.data() + i * dim, page, scores.data() + i * stride + p * kPage, stride, dim, scale);
+            });
       }
-      for (int i = 0; i < n; ++i) sums[i] = softmax_row(scores.data() + i * stride, positions[segment.first + i / group] + 1);
+      for (int i = 0; i < n; ++i) sums[i] = softmax_row(scores.data() + i * stride, last[i / group] + 1);
 
       std::fill(outputs.begin(), outputs.begin() + static_cast<int64_t>(n) * dim, 0.0f);
       for (int64_t p = 0; p < pages; ++p) {
-        widen(v_pages + (table[p] * kv_heads + head) * dim * kPage, page.data(), static_cast<int64_t>(dim) * kPage);
-        for (int i = 0; i < n; ++i) {
-          const int64_t left = positions[segment.first + i / group] + 1 - p * kPage;
+        const T *page = v_pages + (table[p] * kv_heads + head) * dim * kPage;
+        for (int64_t r = 0; r < segment.rows; ++r) {
+          const int64_t left = last[r] + 1 - p * kPage;
           if (left > 0)
-            page_values<D>(scores.data() + i * stride + p * kPage, page.data(), outputs.data() + i * dim,
-                           static_cast<int>(std::min<int64_t>(left, kPage)), dim);
+            in_blocks<kQueries>(static_cast<int>(r) * group, group, [&]<int N>(int i) {
+              page_values<N, D>(scores.data() + i * stride + p * kPage, stride, page, outputs.data() + i * dim,
+                                static_cast<int>(std::min<int64_t>(left, kPage)), dim);
+            });
         }
       }
       for (int i = 0; i < n; ++i) {

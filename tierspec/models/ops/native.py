@@ -19,7 +19,7 @@ from tierspec.models.cache import BatchLayout, KVCache
 from tierspec.paths import cache_directory
 
 _SOURCE = Path(__file__).with_name("cpu.cpp")
-_FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
+_FLAGS = ["-std=c++20", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
 _FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
