@@ -8,12 +8,9 @@ PIP_ARGS   ?=
 
 BIN   := .venv/bin
 STAMP := .venv/.installed
-CACHE := $(or $(TIERSPEC_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tierspec)
 
-# ninja is looked up on PATH when DeepSpeed compiles its shared-memory op, once, into a folder that stays.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DS_ACCELERATOR ?= cpu
-export TORCH_EXTENSIONS_DIR ?= $(CACHE)/torch_extensions
 export RAY_AUTH_MODE ?= disabled
 export TOKENIZERS_PARALLELISM ?= false
 
@@ -46,6 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@grep -v '^torch==' constraints.txt > .venv/constraints.txt  # TORCH_SPEC decides about torch
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) "$(TORCH_SPEC)"
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c .venv/constraints.txt -e ".[dev]"
+	$(BIN)/python -c "from pipelines.training.environment import build_cpu_kernel; build_cpu_kernel()"
 	@touch $@
 
 preflight:

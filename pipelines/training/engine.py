@@ -52,6 +52,8 @@ class DrafterEngine:
         self._accumulation = settings.accumulation
         self._optimizer = GroupClippedAdamW(trainee.parameter_groups(), settings, partitioned=self._stage > 0)
         self._engine, *_ = deepspeed.initialize(model=trainee, optimizer=self._optimizer, config=config)
+        if world_size == 1 and not self._stage:
+            self._engine.enable_backward_allreduce = False  # it would copy all gradients twice, to itself
         self._trainee, self._world = trainee, world_size
 
     def loss_divisor(self, blocks: float) -> float:

@@ -66,16 +66,15 @@ class ProgressBar:
                 self.close()
                 self._bar = tqdm(
                     desc="training",
-                    total=record["total_steps"],
-                    initial=record["step"],
-                    unit="step",
-                    bar_format="{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt} [{elapsed}]{postfix}",
+                    total=1.0,
+                    bar_format="{desc}: {percentage:3.0f}%|{bar:20}| [{elapsed}]{postfix}",
                 )
             elif record["kind"] == "heldout":
                 self._shown["held-out"] = f"{record['accept_len']:.2f}"
             elif self._bar is not None:
-                self._bar.n = record["step"]
+                self._bar.n = record["budget_share"]
                 self._shown |= {
+                    "step": str(record["step"]),
                     "loss": f"{record['loss']:.2f}",
                     "accept": f"{record['accept_len']:.2f}",
                     "tok/s": f"{record['tokens_per_s']:.0f}",

@@ -113,7 +113,8 @@ class TrainingRun:
         progress.tokens += result.tokens
         progress.elapsed_s += result.seconds
         share = self._share_done()
-        self._scalars = result.scalars | {"seconds_left": progress.elapsed_s * (1 - share) / share}
+        left = progress.elapsed_s * (1 - share) / share
+        self._scalars = result.scalars | {"budget_share": share, "seconds_left": left}
         if self._log is not None:
             self._log.write("step", progress.step, self._scalars)
 

@@ -81,11 +81,12 @@ def test_the_progress_bar_follows_the_log(tmp_path: Path, capsys: pytest.Capture
     bar.poll()
     log = RunLog(path, tmp_path / "board", 0)
     log.write("start", 0, {"total_steps": 4})
-    log.write("step", 2, {"loss": 3.25, "accept_len": 1.5, "tokens_per_s": 900.0, "seconds_left": 75.0})
+    scalars = {"loss": 3.25, "accept_len": 1.5, "tokens_per_s": 900.0, "budget_share": 0.5, "seconds_left": 75.0}
+    log.write("step", 2, scalars)
     log.write("heldout", 2, {"accept_len": 1.75})
     bar.poll()
     bar.close()
     log.close()
     shown = capsys.readouterr().err
-    for part in ("2/4", "loss=3.25", "accept=1.50", "tok/s=900", "left=1:15", "held-out=1.75"):
+    for part in ("50%", "step=2", "loss=3.25", "accept=1.50", "tok/s=900", "left=1:15", "held-out=1.75"):
         assert part in shown
