@@ -8,10 +8,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from tests.evidence import keyed_rule
 from tests.evidence.losslessness import CELLS, run_matrix
+from tests.evidence.sources import sources_sha256
 from tierspec.artifacts import atomic_write_json
 from tierspec.evaluation.environment import describe_environment
 
@@ -53,9 +53,7 @@ def main() -> int:
     if "keyed_rule" in parts:
         passed &= check_keyed_rule(options.output / "keyed_rule.json", options.fresh)
     if "decode" in parts and not is_current(options.output / "decode.json", options.fresh):
-        # in a process of its own, so that nothing else holds memory or threads
-        command = [sys.executable, "-m", "benchmarks.decode", "--target", options.target]
-        passed &= subprocess.run([*command, "--output", str(options.output / "decode.json")], cwd=ROOT).returncode == 0
+        passed &= measure_decoding(options.output / "decode.json", options.target)
     print("all claims hold" if passed else "a claim FAILED")
     return 0 if passed else 1
 
@@ -64,7 +62,8 @@ def check_keyed_rule(output: Path, fresh: bool) -> bool:
     """The keyed choice against the target's distribution over 1e6 seeds; true if no p-value is suspicious."""
     if not is_current(output, fresh):
         tests = keyed_rule.main()
-        atomic_write_json(output, describe_environment() | {"tests": tests})
+        header = describe_environment() | {"sources_sha256": sources_sha256()}
+        atomic_write_json(output, header | {"tests": tests})
     tests = json.loads(output.read_text(encoding="utf-8"))["tests"]
     for name, test in tests.items():
         print(
@@ -73,13 +72,21 @@ def check_keyed_rule(output: Path, fresh: bool) -> bool:
     return all(test["p_value"] >= LEAST_P_VALUE for test in tests.values())
 
 
+def measure_decoding(output: Path, target: str) -> bool:
+    """The decode benchmark, in a process of its own, so that nothing else holds memory or threads."""
+    command = [sys.executable, "-m", "benchmarks.decode", "--target", target, "--output", str(output)]
+    passed = subprocess.run(command, cwd=ROOT).returncode == 0
+    if output.is_file():
+        result = json.loads(output.read_text(encoding="utf-8"))
+        atomic_write_json(output, result | {"sources_sha256": sources_sha256()})
+    return passed
+
+
 def is_current(output: Path, fresh: bool) -> bool:
-    """Whether `output` is a result of this commit."""
+    """Whether `output` is a result of these sources."""
     if fresh or not output.is_file():
         return False
-    found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-    commits = [str(r.get("git")).removesuffix("-dirty") for r in (found, describe_environment())]
-    return commits[0] == commits[1]
+    return bool(json.loads(output.read_text(encoding="utf-8")).get("sources_sha256") == sources_sha256())
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from actors.channels import ActorChannel, InprocChannel
 from actors.tiers import DrafterActor, FullVerifierActor, Models, TierFacts
 from pipelines.cluster import ray_session
 from pipelines.prompts import read_prompts, spread
+from tests.evidence.sources import sources_sha256
 from tierspec.artifacts import atomic_write_json, sha256_of
 from tierspec.config import Settings, load_settings
 from tierspec.decoding import (
@@ -92,33 +93,29 @@ def run_matrix(
 ) -> dict[str, Any]:
     """Runs the cells that `output` does not hold yet, writing it after each; the result, `passed` if all are identical.
 
-    A file of another commit, drafter or size is started anew.
+    A file of other sources, another drafter or size is started anew.
     """
-    identity: dict[str, Any] = {"target": target, "drafter_sha256": sha256_of(drafter / "model.safetensors")}
+    identity: dict[str, Any] = {"sources_sha256": sources_sha256()}
+    identity |= {"target": target, "drafter_sha256": sha256_of(drafter / "model.safetensors")}
     identity |= {"prompts": prompts, "new_tokens": new_tokens, "samplings": SAMPLINGS, "first_seed": FIRST_SEED}
     result = _opened(output, identity, fresh)
-    for (dtype, placement), group in itertools.groupby(cells, lambda cell: (cell.dtype, cell.placement)):
-        missing = [cell for cell in group if cell.name not in result["cells"]]
-        if not missing:
-            continue
-        settings = load_settings(
-            None,
-            [
-                f"target.source={target}",
-                f"target.dtype={dtype}",
-                "target.numerics=invariant",
-                f"serve.placement={placement}",
-            ],
-        )
-        models = Models(settings, str(drafter))
+    missing = [cell for cell in cells if cell.name not in result["cells"]]
+    for dtype, of_dtype in itertools.groupby(missing, lambda cell: cell.dtype):
+        models = Models(_settings(target, dtype, "colocated"), str(drafter))
         reference = _Reference(models, prompts, new_tokens)
-        with _tiers(settings, models, drafter) as tiers:
-            for cell in missing:
-                result["cells"][cell.name] = entry = _run_cell(cell, tiers, reference)
-                result["passed"] = all(e["identical"] == e["prompts"] for e in result["cells"].values())
-                atomic_write_json(output, result)
-                log(f"{cell.name}: {entry['identical']}/{entry['prompts']} identical, {entry['tokens_per_s']} tokens/s")
+        for placement, group in itertools.groupby(of_dtype, lambda cell: cell.placement):
+            with _tiers(_settings(target, dtype, placement), models, drafter) as tiers:
+                for cell in group:
+                    result["cells"][cell.name] = entry = _run_cell(cell, tiers, reference)
+                    result["passed"] = all(e["identical"] == e["prompts"] for e in result["cells"].values())
+                    atomic_write_json(output, result)
+                    log(f"{cell.name}: {entry['identical']}/{entry['prompts']} same, {entry['tokens_per_s']} tokens/s")
     return result
+
+
+def _settings(target: str, dtype: str, placement: str) -> Settings:
+    overrides = [f"target.source={target}", f"target.dtype={dtype}", "target.numerics=invariant"]
+    return load_settings(None, [*overrides, f"serve.placement={placement}"])
 
 
 class _Reference:
@@ -230,16 +227,9 @@ def _tiers(settings: Settings, models: Models, drafter: Path) -> Iterator[Tiers]
 
 
 def _opened(output: Path, identity: dict[str, Any], fresh: bool) -> dict[str, Any]:
-    """What `output` holds, if it is of the same commit and identity; else an empty result."""
-    header = describe_environment() | identity
+    """What `output` holds, if it is of the same sources and identity; else an empty result."""
     if output.is_file() and not fresh:
         found = json.loads(output.read_text(encoding="utf-8"))
-        same = all(found.get(key) == value for key, value in json.loads(json.dumps(identity)).items())
-        if same and _commit(found) == _commit(header):
+        if all(found.get(key) == value for key, value in json.loads(json.dumps(identity)).items()):
             return dict(found)
-    return header | {"passed": False, "cells": {}}
-
-
-def _commit(result: dict[str, Any]) -> str:
-    # The result is a tracked file: writing it makes the tree dirty.
-    return str(result.get("git")).removesuffix("-dirty")
+    return describe_environment() | identity | {"passed": False, "cells": {}}

@@ -1,0 +1,18 @@
+"""What a piece of evidence depends on, so that one of older commits still counts while that is unchanged."""
+
+import hashlib
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+_FOLDERS = ("tierspec", "actors")
+_SUFFIXES = (".py", ".cpp")
+
+
+def sources_sha256() -> str:
+    """Digest of the library's and the actors' sources."""
+    digest = hashlib.sha256()
+    for folder in _FOLDERS:
+        for file in sorted((_ROOT / folder).rglob("*")):
+            if file.suffix in _SUFFIXES:
+                digest.update(f"{file.relative_to(_ROOT)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
