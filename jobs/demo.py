@@ -53,7 +53,9 @@ def _run(settings: Settings, context: JobContext, clock: "_Clock") -> dict[str, 
             settings, output=drafter, rollouts=rollouts / "train", heldout=rollouts / "heldout", stop=stop
         )
         if not stop():
-            print(f"   accept length {trained['accept_len']:.2f} on held-out prompts after {trained['step']} steps")
+            accepted = trained["accept_len"]
+            measured = "" if accepted is None else f"accept length {accepted:.2f} on held-out prompts after "
+            print(f"   {measured}{trained['step']} steps")
     if stop():
         return {"stopped_after": "training"}
     with clock.step("evaluation", "Evaluation: every method on held-out prompts, side by side"):

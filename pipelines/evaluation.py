@@ -21,7 +21,7 @@ from tierspec.evaluation.top2_gap import Top2Gap
 from tierspec.models import Target, load_target
 from tierspec.threads import use_threads
 
-RESULT, REPORT = "result.json", "report.json"
+RESULT, REPORT, METRICS = "result.json", "report.json", "metrics.json"
 Encoded = tuple[str, list[int]]
 """A prompt's id and its token ids."""
 
@@ -35,7 +35,8 @@ def evaluate(
     """Measures `evaluation.methods` on `prompts.heldout` and writes report.json, report.html and result.json.
 
     A prompt set is what shares a `source`: a file, unless its rows say otherwise. Of a conversation the first turn is
-    asked. When `stop` says so, the report covers the prompts so far and there is no result.json.
+    asked. Prompts by which the drafter's checkpoint was chosen are left out if others remain. When `stop` says so, the
+    report covers the prompts so far and there is no result.json.
 
     Returns:
         The report (the content of report.json).
@@ -46,8 +47,10 @@ def evaluate(
     (output / RESULT).unlink(missing_ok=True)
     use_threads(settings.target.threads)
     chosen = settings.evaluation
-    prompts = read_prompts(settings.prompts.heldout, "prompts.heldout")
     directory = drafter_directory(settings) if _needs_drafter(settings) else None
+    read = read_prompts(settings.prompts.heldout, "prompts.heldout")
+    chose = _checkpoint_prompts(directory)
+    prompts = [prompt for prompt in read if prompt.sample_id not in chose] or read
     wanted = settings.target
     target = load_target(wanted.source, dtype=wanted.dtype, device=wanted.device, numerics=wanted.numerics)
     sets = {name: _encode(part, target, settings) for name, part in prompt_sets(prompts, chosen.prompts).items()}
@@ -63,12 +66,23 @@ def evaluate(
         if done:
             trials[name] = done
     report = _report(settings, target, directory, trials)
+    report["checkpoint_prompts"] = {
+        "left_out": len(read) - len(prompts),
+        "measured": sum(trial.prompt_id in chose for done in trials.values() for trial in done),
+    }
     report["complete"] = not stop()
     page = write_report(output, report)
     if report["complete"]:
         summary = {"report": str(output / REPORT), "page": str(page), "geomean": report["geomean"]}
         atomic_write_json(output / RESULT, summary | {"identity": _identity(settings)})
     return report
+
+
+def _checkpoint_prompts(drafter: Path | None) -> set[str]:
+    """Ids of the held-out prompts by which the drafter's checkpoint was chosen: measuring on them would flatter it."""
+    if drafter is None or not (drafter / METRICS).is_file():
+        return set()
+    return set(read_json(drafter / METRICS).get("heldout", {}).get("samples", ()))
 
 
 def check_evaluation(settings: Settings) -> None:

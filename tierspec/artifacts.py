@@ -37,12 +37,12 @@ def write_provenance(directory: Path, settings: Settings, argv: Sequence[str]) -
     """Open a stage: make `directory`, sweep leftovers of killed runs, write run.yaml, command.txt and versions.json."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        sweep_temporaries(directory)
+        atomic_write_text(directory / "run.yaml", settings.to_yaml())
+        atomic_write_text(directory / "command.txt", shlex.join(argv) + "\n")
+        atomic_write_json(directory / "versions.json", {"git": git_revision(), "versions": versions()})
     except OSError as error:
-        raise SettingError(f"cannot create {directory}: {error.strerror} (setting run.root)") from error
-    sweep_temporaries(directory)
-    atomic_write_text(directory / "run.yaml", settings.to_yaml())
-    atomic_write_text(directory / "command.txt", shlex.join(argv) + "\n")
-    atomic_write_json(directory / "versions.json", {"git": git_revision(), "versions": versions()})
+        raise SettingError(f"cannot write to {directory}: {error.strerror} (setting run.root)") from error
 
 
 def atomic_write_bytes(path: Path, data: bytes) -> None:

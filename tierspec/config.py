@@ -16,6 +16,7 @@ from tierspec.settings_file import Tree, apply_override, read_yaml, validate
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Threads = Annotated[int, Field(ge=0, description="torch threads; 0: an equal share of the usable cores")]
 Cpus = Annotated[float, Field(ge=0.0, description="logical CPUs that Ray sets aside for this process")]
 Gpus = Annotated[float, Field(ge=0.0, description="GPUs that Ray sets aside for this process, on cuda")]
@@ -68,9 +69,13 @@ class TargetSettings(Group):
 
 class PromptSettings(Group):
     train: tuple[str, ...] = Field(
-        ("builtin:train",), description="prompt sets to roll out: builtin:train, JSONL or Parquet files, hub data sets"
+        ("builtin:train",), description="prompt sets to roll out: builtin:train, JSONL or Parquet files"
     )
-    heldout: tuple[str, ...] = Field(("builtin:heldout",), description="prompt sets that never train, for evaluation")
+    heldout: tuple[str, ...] = Field(
+        ("builtin:heldout",),
+        min_length=1,
+        description="prompt sets that never train: builtin:heldout, builtin:new_kinds (other kinds of prompts), files",
+    )
     self_written: CountOrZero = Field(0, description="user turns the target writes itself, added to the training set")
     limit: CountOrZero = Field(0, description="use at most this many training prompts; 0 takes all")
 
@@ -127,10 +132,10 @@ class TrainingSettings(Group):
     depth: int = Field(5, ge=1, le=32, description="draft positions unrolled per anchor (K)")
     anchors: Count = Field(64, description="anchors sampled per sequence")
     learning_rate: float = Field(1e-3, gt=0.0, description="peak learning rate of AdamW")
-    lm_head_rate: float = Field(
-        0.1, ge=0.0, description="learning rate of the drafter's token head as a share of `learning_rate`"
+    lm_head_rate: Fraction = Field(
+        0.1, description="learning rate of a token head that starts from the target's, as a share of the others'"
     )
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW betas")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.95), description="AdamW betas")
     weight_decay: float = Field(0.0, ge=0.0, description="AdamW weight decay")
     warmup_ratio: Fraction = Field(0.04, description="share of the steps with a rising learning rate")
     schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="learning rate after the warm-up")

@@ -52,7 +52,7 @@ def read_yaml(path: str | Path) -> Tree:
         raise SettingError(f"cannot read settings file {path}: {reason}") from error
     try:
         tree = yaml.load(text, Loader=_UniqueKeyLoader)  # a SafeLoader: builds plain values only
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as a day that does not exist
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: such as a day that does not exist
         raise SettingError(f"{path}{_yaml_problem(error)}") from error
     if tree is None:
         return {}
@@ -69,7 +69,7 @@ def apply_override(tree: Tree, override: str) -> None:
         raise SettingError(f"override {_shown(override)}: expected group.key=value, for example training.depth=5")
     try:
         value = yaml.load(text, Loader=_UniqueKeyLoader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as a day that does not exist
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: such as a day that does not exist
         raise SettingError(f"override {_shown(override)}: the value is not YAML{_yaml_problem(error)}") from error
     for group in groups:
         branch = tree.setdefault(group, {})

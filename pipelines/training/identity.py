@@ -13,24 +13,20 @@ from tierspec.errors import ArtifactError, SettingError
 from tierspec.training.data import Sample
 
 IDENTITY = "identity.json"
-_OF_TRAINING = (
-    "depth",
-    "anchors",
-    "learning_rate",
-    "betas",
-    "weight_decay",
-    "warmup_ratio",
-    "schedule",
-    "batch_sequences",
-    "accumulation",
-    "max_length",
-    "gradient_clip",
-    "precision",
-    "zero_stage",
-    "workers",
-    "initialize_from_target",
-    "objective",
-)
+_NOT_SHAPING = {  # how long a run goes on, what it keeps and where it runs; everything else shapes the weights
+    "epochs",
+    "max_steps",
+    "max_minutes",
+    "threads",
+    "checkpoint_every",
+    "keep_last",
+    "evaluate_every",
+    "heldout_prompts",
+    "feature_cache_mb",
+    "max_failures",
+    "node",
+    "overwrite",
+}
 
 
 def training_identity(settings: Settings, samples: Iterable[Sample]) -> dict[str, Any]:
@@ -38,12 +34,13 @@ def training_identity(settings: Settings, samples: Iterable[Sample]) -> dict[str
     values = settings.model_dump(mode="json")
     digest = hashlib.sha256()
     for sample in samples:
-        digest.update(json.dumps([sample.sample_id, sample.prompt_ids, sample.response_ids]).encode())
+        row = [sample.sample_id, sample.prompt_ids, sample.response_ids, sample.greedy]
+        digest.update(json.dumps(row).encode())
     return {
         "run.seed": values["run"]["seed"],
         **{f"target.{name}": values["target"][name] for name in ("source", "dtype", "numerics")},
         **{f"drafter.{name}": value for name, value in values["drafter"].items()},
-        **{f"training.{name}": values["training"][name] for name in _OF_TRAINING},
+        **{f"training.{name}": value for name, value in values["training"].items() if name not in _NOT_SHAPING},
         "rollouts": digest.hexdigest(),
     }
 
@@ -59,8 +56,11 @@ def claim_state(state: Path, identity: dict[str, Any]) -> None:
     if _difference(state / IDENTITY, identity):
         for entry in state.iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    state.mkdir(parents=True, exist_ok=True)
-    atomic_write_json(state / IDENTITY, identity)
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        atomic_write_json(state / IDENTITY, identity)
+    except OSError as error:
+        raise SettingError(f"cannot write to {state}: {error.strerror} (setting run.root)") from error
 
 
 def _difference(path: Path, identity: dict[str, Any]) -> str:
@@ -70,8 +70,10 @@ def _difference(path: Path, identity: dict[str, Any]) -> str:
     if not isinstance(made_with, dict):
         raise ArtifactError(f"{path} is not the identity of a training state")
     for name, value in identity.items():
-        if made_with.get(name) != value:
+        if name not in made_with:
+            return f"the training state is of another version, which had no {name}, and lies"
+        if made_with[name] != value:
             if name == "rollouts":
                 return "the rollouts are not those of the training state"
-            return f"{name} is {value!r} now, but was {made_with.get(name)!r} for the training state"
+            return f"{name} is {value!r} now, but was {made_with[name]!r} for the training state"
     return ""

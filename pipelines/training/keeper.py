@@ -60,6 +60,7 @@ class Keeper:
                 "per_position_acceptance": result.per_position_acceptance,
             }
             self._log.write("heldout", progress.step, {**self._measured, "seconds": time.perf_counter() - began})
+            self._measured["samples"] = [sample.sample_id for sample in self._heldout]
         if not self._heldout or accept_len > progress.best_accept_len:
             progress.best_step, progress.best_accept_len = progress.step, accept_len
             with atomic_directory(self._state / BEST) as directory:

@@ -5,7 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ray.train.torch import TorchTrainer
 from ray.train.v2.api.exceptions import WorkerGroupError
 
 from pipelines.cluster import named_address, ray_session
+from pipelines.rollouts.directory import MANIFEST
 from pipelines.training.identity import claim_state, refuse_changes, training_identity
 from pipelines.training.job import BEST, CHECKPOINTS, LOG, METRICS, PROVENANCE, RESULT, STOP_FILE, WorkerJob
 from pipelines.training.records import ProgressBar
@@ -62,12 +63,23 @@ def plan_training(
         )
     if heldout is None and any((directory.parent / "heldout").glob("*.parquet")):
         heldout = directory.parent / "heldout"
+    if not _choices_are_known(directory, settings):
+        corpus = replace(corpus, samples=tuple(replace(sample, greedy=False) for sample in corpus.samples))
     samples, held_out, source = _split(corpus, heldout, settings)
     identity = training_identity(settings, samples)
     plan = TrainingPlan(corpus, samples, held_out, source, output, identity)
     if not settings.training.overwrite:
         refuse_changes(plan.state, identity)
     return plan
+
+
+def _choices_are_known(rollouts: Path, settings: Settings) -> bool:
+    """Whether greedy rollouts hold, token for token, what the target of `settings` would choose in training."""
+    manifest = rollouts / MANIFEST
+    if not manifest.is_file() or settings.target.device != "cpu" or settings.target.numerics == "fast":
+        return False
+    found = read_json(manifest)
+    return isinstance(found, dict) and found.get("identity", {}).get("target.dtype") == settings.target.dtype
 
 
 def train_drafter(

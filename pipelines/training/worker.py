@@ -49,7 +49,7 @@ def build_trainee(job: WorkerJob, target: Target) -> tuple[Eagle3Trainee, float]
         depth=training.depth,
         precision=training.precision,
         seed=settings.run.seed,
-        lm_head_rate=training.lm_head_rate,
+        lm_head_rate=training.lm_head_rate if training.initialize_from_target else 1.0,
     )
     if training.initialize_from_target:
         trainee.initialize_from_target(decoder)

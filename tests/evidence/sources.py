@@ -4,12 +4,19 @@ import hashlib
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-_FOLDERS = ("tierspec", "actors")
+_FOLDERS = (
+    "tierspec/models",
+    "tierspec/sampling",
+    "tierspec/drafters",
+    "tierspec/verification",
+    "tierspec/decoding",
+    "actors",
+)
 _SUFFIXES = (".py", ".cpp")
 
 
 def sources_sha256() -> str:
-    """Digest of the library's and the actors' sources."""
+    """Digest of the sources of the decoder, the drafters, the verification and the processes that serve them."""
     digest = hashlib.sha256()
     for folder in _FOLDERS:
         for file in sorted((_ROOT / folder).rglob("*")):

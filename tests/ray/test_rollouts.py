@@ -128,6 +128,13 @@ def test_heldout_rollouts_are_greedy(settings: Settings, tmp_path: Path) -> None
     assert {row["temperature"] for row in rows_of(tmp_path / "out")} == {0.0}
 
 
+def test_fewer_heldout_prompts_can_be_answered(settings: Settings, tmp_path: Path) -> None:
+    some = settings.override("rollout.heldout_prompts=1")
+    result = make_rollouts(some, split="heldout", output=tmp_path / "out")
+    assert [row["sample_id"] for row in rows_of(tmp_path / "out")] == ["h0"]
+    assert (result["asked"], result["prompts"]["over_limit"]) == (1, 1)
+
+
 def test_a_driver_killed_while_it_writes_is_taken_up_again(settings: Settings, tmp_path: Path, whole: Path) -> None:
     killed = run_job(settings, tmp_path, AT_SHARD.format(count=4, name="SIGKILL"))
     assert killed.returncode == -signal.SIGKILL

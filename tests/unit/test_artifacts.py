@@ -26,7 +26,7 @@ def test_a_stage_is_stamped_with_its_origin(tiny_settings, tmp_path):
 
 def test_a_root_that_cannot_be_made_is_one_line(tiny_settings, tmp_path):
     (tmp_path / "runs").write_text("a file in the way")
-    with pytest.raises(SettingError, match=r"cannot create .*setting run\.root"):
+    with pytest.raises(SettingError, match=r"cannot write to .*setting run\.root"):
         artifacts.write_provenance(artifacts.run_directory(tiny_settings, "drafter"), tiny_settings, [])
 
 

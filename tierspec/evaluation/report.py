@@ -81,6 +81,11 @@ def notes(report: dict[str, Any]) -> list[str]:
     ]
     if report.get("drafter"):
         lines.append(f"Drafter: {report['drafter']}.")
+    chose = report["checkpoint_prompts"]
+    if chose["left_out"]:
+        lines.append(f"Left out: {chose['left_out']} held-out prompts by which the drafter's checkpoint was chosen.")
+    if chose["measured"]:
+        lines.append(f"{chose['measured']} of these prompts also chose the drafter's checkpoint, which flatters it.")
     if protocol["repeats"] < 3:
         lines.append("Fewer than three repeats: these speeds are an indication, not a measurement.")
     return lines

@@ -96,13 +96,13 @@ def read_rollouts(path: Path, max_length: int) -> Rollouts:
 
 def _rows(file: Path) -> Iterable[dict]:
     try:
-        table = pq.read_table(file, columns=list(_COLUMNS))
-    except (OSError, ArrowException, KeyError) as error:
+        there = pq.read_schema(file).names
+        missing = [name for name in _COLUMNS if name not in there]
+        if missing:
+            raise ArtifactError(f"{file} is not a rollout file: no column {missing[0]}")
+        return pq.read_table(file, columns=list(_COLUMNS)).to_pylist()
+    except (OSError, ArrowException) as error:
         raise ArtifactError(f"{file} is not a rollout file: {str(error).splitlines()[0]}") from None
-    missing = [name for name in _COLUMNS if name not in table.column_names]
-    if missing:
-        raise ArtifactError(f"{file} is not a rollout file: no column {missing[0]}")
-    return table.to_pylist()
 
 
 def token_counts(samples: Sequence[Sample], vocab_size: int) -> Tensor:

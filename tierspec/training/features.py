@@ -47,8 +47,8 @@ class TargetFeatures:
     ) -> SequenceFeatures:
         """Features of the sequence that `key` numbers for as long as this object lives.
 
-        `top_ids` begins at row `first_choice`. `greedy`: the tokens from there on are the target's own greedy choices,
-        which spares its head, a seventh of the work.
+        `top_ids` begins at row `first_choice`. `greedy`: the caller knows that the tokens from there on are this
+        target's own greedy choices, which spares its head, a seventh of the work.
         """
         if key in self._kept:
             return self._kept[key]

@@ -28,6 +28,7 @@ def report():
         "geomean": {"autoregressive": 1.0, "suffix": 3.0, "transformers": 0.4},
         "geomean_non_looping": {"autoregressive": 1.0, "suffix": 3.0},
         "looping": {"chat": 1, "code & more": 1},
+        "checkpoint_prompts": {"left_out": 24, "measured": 0},
         "differences": [difference],
         "protocol": {"batch": 1, "repeats": 3, "max_new_tokens": 80, "temperature": 0.0},
     }
@@ -54,6 +55,12 @@ def test_files_are_written_and_json_is_strict(report, tmp_path):
     page = write_report(tmp_path / "report", report)
     assert page.read_text().startswith("<!doctype html>")
     assert json.loads((tmp_path / "report" / "report.json").read_text()) == json.loads(json.dumps(report))
+
+
+def test_prompts_that_chose_the_checkpoint_are_named(report):
+    assert any(note.startswith("Left out: 24 ") for note in notes(report))
+    report["checkpoint_prompts"] = {"left_out": 0, "measured": 3}
+    assert any(note.startswith("3 of these prompts") for note in notes(report))
 
 
 def test_few_repeats_are_called_an_indication(report):

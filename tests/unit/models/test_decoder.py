@@ -26,6 +26,7 @@ VARIANTS = {
         "rope_theta": 50000.0,
     },
     "head_dim 64": {"head_dim": 64, "num_attention_heads": 3, "num_key_value_heads": 1},
+    "head_dim 128, six heads per group": {"head_dim": 128, "num_attention_heads": 12, "num_key_value_heads": 2},
 }
 
 

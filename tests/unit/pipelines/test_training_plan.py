@@ -1,10 +1,13 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from pipelines.training import plan_training
 from pipelines.training.identity import claim_state, refuse_changes
+from pipelines.training.job import WorkerJob
 from pipelines.training.records import ProgressBar, RunLog, read_records
+from pipelines.training.worker import build_trainee
 from tests.support.rollouts import write_tiny_rollouts
 from tierspec.config import Settings
 from tierspec.errors import SettingError
@@ -37,6 +40,29 @@ def test_without_heldout_rollouts_some_training_rollouts_are_held_out(settings: 
     assert not output_of(settings).exists() and not plan.state.exists()
 
 
+@pytest.mark.parametrize(("made_with", "greedy"), [("float32", True), ("bfloat16", False), (None, False)])
+def test_greedy_rollouts_are_the_targets_choices_only_if_it_made_them(
+    settings: Settings, made_with: str | None, greedy: bool
+) -> None:
+    rollouts = output_of(settings).parent / "rollouts" / "train"
+    if made_with:
+        (rollouts / "manifest.json").write_text(json.dumps({"identity": {"target.dtype": made_with}}))
+    samples = plan_training(settings.override("target.dtype=float32"), output=output_of(settings)).samples
+    assert {sample.greedy for sample in samples} == {greedy}
+
+
+def test_the_token_head_has_a_rate_of_its_own(settings: Settings, tiny_target: Target) -> None:
+    samples = plan_training(settings, output=output_of(settings)).samples
+
+    def rates(*overrides: str) -> dict[str, float]:
+        job = WorkerJob(settings.override("training.lm_head_rate=0.25", *overrides), samples, (), Path())
+        groups = build_trainee(job, tiny_target)[0].parameter_groups()
+        return {group["name"]: group["rate"] for group in groups}
+
+    assert rates() == {"drafter": 1.0, "lm_head": 0.25, "verification_head": 1.0}
+    assert rates("training.initialize_from_target=false")["lm_head"] == 1.0
+
+
 def test_a_state_is_gone_on_from_only_with_what_shaped_it(settings: Settings) -> None:
     output = output_of(settings)
     plan = plan_training(settings, output=output)
@@ -47,6 +73,10 @@ def test_a_state_is_gone_on_from_only_with_what_shaped_it(settings: Settings) ->
     claim_state(more.state, more.identity)
     assert (plan.state / "checkpoints").exists()
 
+    with pytest.raises(SettingError, match=r"training\.lm_head_rate is 0\.5 now"):
+        plan_training(settings.override("training.lm_head_rate=0.5"), output=output)
+    with pytest.raises(SettingError, match=r"another version, which had no training\.new"):
+        refuse_changes(plan.state, plan.identity | {"training.new": 1})
     changed = settings.override("training.objective.decay=0.7")
     with pytest.raises(SettingError, match=r"training\.objective is .* training\.overwrite=true"):
         plan_training(changed, output=output)

@@ -32,6 +32,7 @@ def test_rollouts_are_read_in_order_cut_and_dropped(tmp_path: Path) -> None:
     assert (rollouts.cut, rollouts.dropped, rollouts.response_tokens) == (1, 3, 5)
     assert (rollouts.target, rollouts.template_hash) == ("tiny", "h")
     assert read_rollouts(tmp_path / "b.parquet", 100).samples[0].response_ids == (3, 4, 5, 6, 7)
+    assert rollouts.samples[0].greedy
 
 
 def test_bad_rollouts_are_named(tmp_path: Path) -> None:
@@ -41,7 +42,7 @@ def test_bad_rollouts_are_named(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="x.parquet is not a rollout file"):
         read_rollouts(tmp_path, 10)
     pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "x.parquet")
-    with pytest.raises(ArtifactError, match=r"x.parquet is not a rollout file"):
+    with pytest.raises(ArtifactError, match=r"x.parquet is not a rollout file: no column sample_id"):
         read_rollouts(tmp_path, 10)
     write(tmp_path / "x.parquet", [([1], [2, 3])])
     write(tmp_path / "y.parquet", [([1], [2, 3])], target="other")
