@@ -91,7 +91,8 @@ def run_matrix(
     fresh: bool = False,
     log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Runs the cells that `output` does not hold yet, writing it after each; the result, `passed` if all are identical.
+    """Runs the cells that `output` does not hold yet, writing it after each; the result, `passed` if all so far are
+    identical, `complete` once the whole matrix is there.
 
     A file of other sources, another drafter or size is started anew.
     """
@@ -108,6 +109,7 @@ def run_matrix(
                 for cell in group:
                     result["cells"][cell.name] = entry = _run_cell(cell, tiers, reference)
                     result["passed"] = all(e["identical"] == e["prompts"] for e in result["cells"].values())
+                    result["complete"] = len(result["cells"]) == len(CELLS)
                     atomic_write_json(output, result)
                     log(f"{cell.name}: {entry['identical']}/{entry['prompts']} same, {entry['tokens_per_s']} tokens/s")
     return result
