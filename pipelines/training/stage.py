@@ -79,7 +79,8 @@ def _choices_are_known(rollouts: Path, settings: Settings) -> bool:
     if not manifest.is_file() or settings.target.device != "cpu" or settings.target.numerics == "fast":
         return False
     found = read_json(manifest)
-    return isinstance(found, dict) and found.get("identity", {}).get("target.dtype") == settings.target.dtype
+    made_with = found.get("identity") if isinstance(found, dict) else None
+    return isinstance(made_with, dict) and made_with.get("target.dtype") == settings.target.dtype
 
 
 def train_drafter(

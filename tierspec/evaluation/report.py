@@ -70,15 +70,18 @@ def notes(report: dict[str, Any]) -> list[str]:
     lines = [
         f"{report['target']} in {report['dtype']} on {report['device']} ({report['machine']}), "
         f"{report['threads']} threads, {report['numerics']} numerics; {versions}.",
-        f"Batch {protocol['batch']}, one process, methods alternated per prompt, median of {protocol['repeats']} runs "
-        f"after a warm-up; up to {protocol['max_new_tokens']} new tokens at temperature {protocol['temperature']:g}. "
+        f"Batch {protocol['batch']}, one process, methods alternated per prompt, median of {protocol['repeats']} "
+        f"run{'s' * (protocol['repeats'] > 1)} after a warm-up; up to {protocol['max_new_tokens']} new tokens at "
+        f"temperature {protocol['temperature']:g}. "
         "Seconds include the prompt's prefill.",
         "Speedup is tokens per second over `autoregressive`, which is this project's own runtime without drafts, its "
-        "fastest path with the same numerics. The transformers rows ran in the same process with the same weights.",
+        "fastest path with the same numerics.",
         "An output loops if some period of at most 32 tokens repeats over at least 64; looping prompts flatter "
         "drafts that copy, so the column 'not looping' leaves them out.",
         "Timings on a shared machine vary: differences of a few percent mean nothing.",
     ]
+    if any(method.startswith("transformers") for entries in report["sets"].values() for method in entries):
+        lines.append("The transformers rows ran in the same process with the same weights.")
     if report.get("drafter"):
         lines.append(f"Drafter: {report['drafter']}.")
     chose = report["checkpoint_prompts"]
