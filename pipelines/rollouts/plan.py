@@ -83,18 +83,26 @@ def _files_hash(path: Path) -> str:
 def identity(settings: Settings, job: RolloutJob, card: TargetCard) -> dict[str, Any]:
     """What the shards of a directory depend on beside the prompts, under the names of the settings that hold it.
 
-    Slots, workers and threads are left out: an answer does not depend on them.
+    Slots, workers and threads are left out: an answer does not depend on them (but for ties, with fast numerics).
     """
     return {
         "target.source": settings.target.source,
         "target.source (its files)": card.files_hash,
         "target.source (its chat template)": card.template_hash,
         "target.dtype": settings.target.dtype,
+        "target.device": settings.target.device.partition(":")[0],
+        "target.numerics": settings.target.numerics,
         "target.max_context": settings.target.max_context,
         "run.seed": settings.run.seed,
         "rollout.shard_size": settings.rollout.shard_size,
         **{f"rollout.{name}": value for name, value in asdict(job).items() if name != "seed"},
     }
+
+
+def splits_identity(settings: Settings, split: Split, card: TargetCard) -> dict[str, Any]:
+    """`identity` of the answers of a split, as far as it is known before prompts are read."""
+    known = identity(settings, answering_job(settings, split), card)
+    return known | ({"rollout.heldout_prompts": settings.rollout.heldout_prompts} if split == "heldout" else {})
 
 
 def digest_of(prompts: Iterable[Prompt]) -> str:

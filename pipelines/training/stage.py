@@ -75,12 +75,17 @@ def plan_training(
 
 def _choices_are_known(rollouts: Path, settings: Settings) -> bool:
     """Whether greedy rollouts hold, token for token, what the target of `settings` would choose in training."""
-    manifest = rollouts / MANIFEST
-    if not manifest.is_file() or settings.target.device != "cpu" or settings.target.numerics == "fast":
+    manifest, target = rollouts / MANIFEST, settings.target
+    if not manifest.is_file() or target.device != "cpu" or target.numerics == "fast":
         return False
     found = read_json(manifest)
     made_with = found.get("identity") if isinstance(found, dict) else None
-    return isinstance(made_with, dict) and made_with.get("target.dtype") == settings.target.dtype
+    wanted = {"target.dtype": target.dtype, "target.device": "cpu"}
+    return (
+        isinstance(made_with, dict)
+        and all(made_with.get(name) == value for name, value in wanted.items())
+        and made_with.get("target.numerics") in ("auto", "invariant")
+    )
 
 
 def train_drafter(

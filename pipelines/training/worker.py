@@ -16,7 +16,7 @@ from tierspec.artifacts import require_disk
 from tierspec.drafters.eagle3 import DraftVocabulary, Eagle3Config, embedding_sha256
 from tierspec.models import Target
 from tierspec.models.loading import load_target
-from tierspec.training.data import token_counts
+from tierspec.training.data import check_token_ids, token_counts
 from tierspec.training.eagle3 import Eagle3Trainee
 from tierspec.training.optimizer import learning_rate
 
@@ -31,6 +31,7 @@ def run_worker(config: dict[str, Any]) -> None:
 def build_trainee(job: WorkerJob, target: Target) -> tuple[Eagle3Trainee, float]:
     """A fresh drafter for the target, and the share of the supervised tokens that its vocabulary covers."""
     settings, training, decoder = job.settings, job.settings.training, target.decoder
+    check_token_ids((*job.samples, *job.heldout), decoder.config.vocab_size)
     counts = token_counts(job.samples, decoder.config.vocab_size)
     config = Eagle3Config.for_target(
         decoder.config,

@@ -107,7 +107,9 @@ def run_matrix(
         for placement, group in itertools.groupby(of_dtype, lambda cell: cell.placement):
             with _tiers(_settings(target, dtype, placement), models, drafter) as tiers:
                 for cell in group:
-                    result["cells"][cell.name] = entry = _run_cell(cell, tiers, reference)
+                    entry = _run_cell(cell, tiers, reference)
+                    result = _opened(output, identity, False)  # another process may have added other cells meanwhile
+                    result["cells"][cell.name] = entry
                     result["passed"] = all(e["identical"] == e["prompts"] for e in result["cells"].values())
                     result["complete"] = len(result["cells"]) == len(CELLS)
                     atomic_write_json(output, result)

@@ -16,7 +16,7 @@ import ray
 
 from pipelines.cluster import ray_session
 from pipelines.prompts import Prompt, read_prompts
-from pipelines.rollouts import SCHEMA, make_rollouts, read_rollouts
+from pipelines.rollouts import SCHEMA, check_rollouts, make_rollouts, read_rollouts
 from pipelines.rollouts.pool import worker_cpus
 from tierspec.config import Settings, load_settings
 from tierspec.errors import SettingError
@@ -133,6 +133,8 @@ def test_fewer_heldout_prompts_can_be_answered(settings: Settings, tmp_path: Pat
     result = make_rollouts(some, split="heldout", output=tmp_path / "out")
     assert [row["sample_id"] for row in rows_of(tmp_path / "out")] == ["h0"]
     assert (result["asked"], result["prompts"]["over_limit"]) == (1, 1)
+    with pytest.raises(SettingError, match=r"^rollout\.heldout_prompts is 2 now, but was 1 "):
+        check_rollouts(settings.override("rollout.heldout_prompts=2"), split="heldout", output=tmp_path / "out")
 
 
 def test_a_driver_killed_while_it_writes_is_taken_up_again(settings: Settings, tmp_path: Path, whole: Path) -> None:

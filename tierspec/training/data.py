@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from pyarrow import ArrowException
@@ -12,7 +14,16 @@ from torch import Tensor
 
 from tierspec.errors import ArtifactError, SettingError
 
-_COLUMNS = ("sample_id", "prompt_ids", "response_ids", "temperature", "target", "template_hash")
+_COLUMNS = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("prompt_ids", pa.list_(pa.int64())),
+        ("response_ids", pa.list_(pa.int64())),
+        ("temperature", pa.float64()),
+        ("target", pa.string()),
+        ("template_hash", pa.string()),
+    ]
+)
 _BUCKET_STEPS = 16
 
 
@@ -64,7 +75,8 @@ def read_rollouts(path: Path, max_length: int) -> Rollouts:
     Responses are cut so that a sample has at most `max_length` tokens; a sample without two response tokens is dropped.
 
     Raises:
-        ArtifactError: nothing there, a broken file, a missing column, or answers of different targets or templates.
+        ArtifactError: nothing there, a broken file, a missing or malformed column, or answers of different targets or
+            templates.
         SettingError: no sample is left.
     """
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
@@ -97,12 +109,27 @@ def read_rollouts(path: Path, max_length: int) -> Rollouts:
 def _rows(file: Path) -> Iterable[dict]:
     try:
         there = pq.read_schema(file).names
-        missing = [name for name in _COLUMNS if name not in there]
+        missing = [name for name in _COLUMNS.names if name not in there]
         if missing:
             raise ArtifactError(f"{file} is not a rollout file: no column {missing[0]}")
-        return pq.read_table(file, columns=list(_COLUMNS)).to_pylist()
+        table = pq.read_table(file, columns=_COLUMNS.names).cast(_COLUMNS)
     except (OSError, ArrowException) as error:
         raise ArtifactError(f"{file} is not a rollout file: {str(error).splitlines()[0]}") from None
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        ids = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+        if column.null_count or ids.null_count:
+            raise ArtifactError(f"{file} is not a rollout file: {name} has a null")
+    return table.to_pylist()
+
+
+def check_token_ids(samples: Iterable[Sample], vocab_size: int) -> None:
+    """Raises ArtifactError unless every token id is one of the target's."""
+    for sample in samples:
+        for token in (min(sample.token_ids), max(sample.token_ids)):
+            if not 0 <= token < vocab_size:
+                raise ArtifactError(
+                    f"rollout {sample.sample_id} holds token id {token}, but the target has {vocab_size} tokens"
+                )
 
 
 def token_counts(samples: Sequence[Sample], vocab_size: int) -> Tensor:

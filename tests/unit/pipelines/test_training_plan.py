@@ -40,13 +40,24 @@ def test_without_heldout_rollouts_some_training_rollouts_are_held_out(settings: 
     assert not output_of(settings).exists() and not plan.state.exists()
 
 
-@pytest.mark.parametrize(("made_with", "greedy"), [("float32", True), ("bfloat16", False), (None, False)])
+@pytest.mark.parametrize(
+    ("made_with", "greedy"),
+    [
+        (("float32", "cpu", "auto"), True),
+        (("float32", "cpu", "invariant"), True),
+        (("bfloat16", "cpu", "auto"), False),
+        (("float32", "cuda", "auto"), False),
+        (("float32", "cpu", "fast"), False),
+        (None, False),
+    ],
+)
 def test_greedy_rollouts_are_the_targets_choices_only_if_it_made_them(
-    settings: Settings, made_with: str | None, greedy: bool
+    settings: Settings, made_with: tuple[str, str, str] | None, greedy: bool
 ) -> None:
     rollouts = output_of(settings).parent / "rollouts" / "train"
     if made_with:
-        (rollouts / "manifest.json").write_text(json.dumps({"identity": {"target.dtype": made_with}}))
+        names = ("target.dtype", "target.device", "target.numerics")
+        (rollouts / "manifest.json").write_text(json.dumps({"identity": dict(zip(names, made_with, strict=True))}))
     samples = plan_training(settings.override("target.dtype=float32"), output=output_of(settings)).samples
     assert {sample.greedy for sample in samples} == {greedy}
 

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from tierspec.errors import ArtifactError, SettingError
-from tierspec.training.data import DataOrder, Sample, read_rollouts, sample_anchors, token_counts
+from tierspec.training.data import (
+    DataOrder,
+    Sample,
+    check_token_ids,
+    read_rollouts,
+    sample_anchors,
+    token_counts,
+)
 
 
 def write(path: Path, rows: list[tuple[list[int], list[int]]], target: str = "tiny", first: int = 0) -> None:
@@ -45,12 +52,31 @@ def test_bad_rollouts_are_named(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"x.parquet is not a rollout file: no column sample_id"):
         read_rollouts(tmp_path, 10)
     write(tmp_path / "x.parquet", [([1], [2, 3])])
+    for name, bad, says in (
+        ("response_ids", [[2, None]], "response_ids has a null"),
+        ("prompt_ids", [None], "prompt_ids has a null"),
+        ("target", pa.array([None], pa.string()), "target has a null"),
+        ("prompt_ids", ["one"], ""),
+    ):
+        table = pq.read_table(tmp_path / "x.parquet")
+        at = table.column_names.index(name)
+        pq.write_table(table.set_column(at, name, pa.array(bad)), tmp_path / "z.parquet")
+        with pytest.raises(ArtifactError, match=f"z.parquet is not a rollout file: .*{says}"):
+            read_rollouts(tmp_path / "z.parquet", 10)
+    (tmp_path / "z.parquet").unlink()
     write(tmp_path / "y.parquet", [([1], [2, 3])], target="other")
     with pytest.raises(ArtifactError, match="several targets"):
         read_rollouts(tmp_path, 10)
     (tmp_path / "y.parquet").unlink()
     with pytest.raises(SettingError, match=r"training\.max_length is 2"):
         read_rollouts(tmp_path, 2)
+
+
+@pytest.mark.parametrize("stray", [-1, 6])
+def test_token_ids_of_another_vocabulary_are_named(stray: int) -> None:
+    check_token_ids([Sample("a", (0,), (5,))], 6)
+    with pytest.raises(ArtifactError, match=f"rollout b holds token id {stray}, but the target has 6 tokens"):
+        check_token_ids([Sample("a", (0,), (5,)), Sample("b", (0, stray), (5,))], 6)
 
 
 def test_supervised_tokens_are_counted() -> None:
