@@ -1,8 +1,8 @@
 """The losslessness matrix: whatever drafts, batches and placements do, the text is that of plain decoding.
 
 Each cell of the matrix decodes the held-out prompts through the served engine (asyncio driver, channels, tiers) and
-compares, token for token, with plain autoregressive decoding of one prompt at a time by the library. Only invariant
-numerics promise that in bf16, so the target runs with them.
+compares, token for token, with plain autoregressive decoding by the library, which the cells of one prompt at a time
+without drafts must equal as well. Only invariant numerics promise that in bf16, so the target runs with them.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ def _settings(target: str, dtype: str, placement: str) -> Settings:
 
 
 class _Reference:
-    """Prompts, and what plain decoding answers to each of them, alone."""
+    """Prompts, and what plain decoding answers to each of them."""
 
     def __init__(self, models: Models, prompts: int, new_tokens: int) -> None:
         read = read_prompts(["builtin:heldout"], "prompts.heldout")
@@ -131,7 +131,7 @@ class _Reference:
         self.ids = [prompt.sample_id for prompt in chosen]
         self.prompts = [models.target.encode_chat([{"role": "user", "content": prompt.turns[0]}]) for prompt in chosen]
         self.gap = Top2Gap(models.target.decoder)
-        self._cell = LocalCell(models.target, max_running=1)
+        self._cell = LocalCell(models.target, max_running=max(BATCHES))
         self._new_tokens = new_tokens
         self._answers: dict[str, list[list[int]]] = {}
 
@@ -143,8 +143,8 @@ class _Reference:
 
     def answers(self, sampling: str) -> list[list[int]]:
         if sampling not in self._answers:
-            pairs = zip(self.prompts, self.params(sampling), strict=True)
-            self._answers[sampling] = [self._cell.generate([ids], params)[0].token_ids for ids, params in pairs]
+            found = self._cell.generate(self.prompts, self.params(sampling))
+            self._answers[sampling] = [answer.token_ids for answer in found]
         return self._answers[sampling]
 
 
