@@ -117,6 +117,12 @@ class ObjectiveSettings(Group):
     decay: float = Field(0.8, gt=0.0, le=1.0, description="base of the position weights")
     head: bool = Field(True, description="train the verification head as well")
     head_beta: float = Field(1.0, ge=0.0, description="coefficient of the verification head's loss")
+    state: float = Field(
+        0.0,
+        ge=0.0,
+        description="coefficient of the relative squared error between the drafter's last states and the target's; "
+        "helps when there are few rollouts (after arXiv 2401.15077)",
+    )
 
     @model_validator(mode="after")
     def _something_trains(self) -> Self:

@@ -14,7 +14,7 @@ from tierspec.errors import SettingError
 from tierspec.models import Decoder
 from tierspec.training.data import DataOrder, sample_anchors
 from tierspec.training.eagle3 import Eagle3Trainee
-from tierspec.training.features import TargetFeatures
+from tierspec.training.features import FeatureRequest, TargetFeatures
 from tierspec.training.monitors import Monitors
 from tierspec.training.objective import base_schedule
 
@@ -78,10 +78,12 @@ class Stepper:
                 for i, sample in enumerate(part)
             ]
             before = time.perf_counter()
-            features = [
-                self._features(number, sample.token_ids, sample.first_anchor, greedy=sample.greedy)
-                for number, sample in zip(chosen[first : first + size], part, strict=True)
-            ]
+            features = self._features(
+                [
+                    FeatureRequest(number, sample.token_ids, sample.first_anchor, sample.greedy)
+                    for number, sample in zip(chosen[first : first + size], part, strict=True)
+                ]
+            )
             feature_s += time.perf_counter() - before
             batch = self._trainee.collate(part, features, anchors)
             loss, of_batch = self._engine.forward_backward(batch, divisor)

@@ -23,7 +23,7 @@ from tierspec.drafters.eagle3 import read_eagle3
 from tierspec.errors import SettingError
 from tierspec.models import Target
 from tierspec.training.data import DataOrder, read_rollouts, sample_anchors
-from tierspec.training.features import TargetFeatures
+from tierspec.training.features import FeatureRequest, TargetFeatures
 from tierspec.training.optimizer import GroupClippedAdamW
 from tierspec.training.walk import walk
 
@@ -171,7 +171,9 @@ def test_workers_and_micro_batches_give_the_steps_of_one_plain_batch(line: Line,
         numbers = order.samples(step)
         part = [samples[number] for number in numbers]
         anchors = [sample_anchors(s, training.anchors, (settings.run.seed, step, i)) for i, s in enumerate(part)]
-        captured = [features(n, s.token_ids, s.first_anchor) for n, s in zip(numbers, part, strict=True)]
+        captured = features(
+            [FeatureRequest(n, s.token_ids, s.first_anchor) for n, s in zip(numbers, part, strict=True)]
+        )
         loss, monitors = trainee(trainee.collate(part, captured, anchors))
         optimizer.zero_grad()
         loss.backward()

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from tierspec.config import ObjectiveSettings
 from tierspec.training.monitors import Monitors
-from tierspec.training.objective import head_loss, normaliser, simulate
+from tierspec.training.objective import base_schedule, head_loss, normaliser, simulate
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,21 @@ class _TokenLoss(torch.autograd.Function):
         return grad * grad_hidden, grad * grad_weight, None, None, None, None
 
 
+def state_loss(
+    hidden: Tensor, teacher: TeacherRows, valid: Tensor, settings: ObjectiveSettings
+) -> tuple[Tensor, Tensor]:
+    """Regression of the states onto the target's, |h - t|^2 / |t|^2, after EAGLE's feature loss (arXiv 2401.15077
+    section 3.2; relative, squared and decaying like the base schedule: our choice): its weighted sum over all blocks,
+    and per position [N, K] without gradient. Needs states as wide as the target's."""
+    if not settings.state:
+        return hidden.new_zeros(()), hidden.new_zeros(valid.shape)
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    target = teacher.hidden[teacher.rows].to(wide)
+    error = (hidden.to(wide) - target).pow(2).sum(-1) / target.pow(2).sum(-1)
+    weights = settings.state * base_schedule(settings, valid.shape[-1]).to(valid.device)
+    return (weights * valid * error).sum(), error.detach()
+
+
 def chunked_vat_loss(
     hidden: Tensor,
     weight: Tensor,
@@ -114,7 +129,8 @@ def chunked_vat_loss(
     blocks_per_chunk: int = 64,
     divisor: Tensor | float | None = None,
 ) -> tuple[Tensor, Monitors]:
-    """`vat_loss` from the states before the heads; matrix products run in the dtype of `teacher.head`.
+    """`vat_loss` from the states before the heads, plus `state_loss`; matrix products run in the dtype of
+    `teacher.head`.
 
     hidden [N, K, D], input of the drafter's head `weight` [C, D]; survival_logits [N, K]; valid bool [N, K]. The sum
     over blocks is divided by `divisor`, given when the blocks are only a part of a step; None: `normaliser` of these
@@ -124,5 +140,8 @@ def chunked_vat_loss(
     loss, soft, hard, draft = _TokenLoss.apply(hidden, weight, teacher, valid, settings, blocks_per_chunk)
     coefficients = simulate(draft, teacher.top_columns, teacher.label_columns, valid, settings)
     head, head_rows = head_loss(survival_logits, coefficients)
-    monitors = Monitors.of_blocks(coefficients, valid, soft, hard, head_rows, survival_logits.detach())
-    return (loss + head) / (normaliser(valid, settings) if divisor is None else divisor), monitors
+    state, state_rows = state_loss(hidden, teacher, valid, settings)
+    monitors = Monitors.of_blocks(
+        coefficients, valid, soft, hard, head_rows, survival_logits.detach(), state_rows if settings.state else None
+    )
+    return (loss + head + state) / (normaliser(valid, settings) if divisor is None else divisor), monitors

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tierspec.config import ObjectiveSettings
 from tierspec.drafters.eagle3 import DraftVocabulary, Eagle3, Eagle3Config
+from tierspec.errors import SettingError
 from tierspec.models import Decoder
 from tierspec.training.chunked_objective import TeacherRows, chunked_vat_loss
 from tierspec.training.data import Sample
@@ -59,6 +60,11 @@ class Eagle3Trainee(nn.Module):
         """`precision`: "bf16" runs matrix products in bf16 over fp32 weights, "fp32" everything in fp32;
         `lm_head_rate`: learning rate of the token head as a share of the others'."""
         super().__init__()
+        if objective.state and config.hidden_size != decoder.config.hidden_size:
+            raise SettingError(
+                f"training.objective.state is {objective.state}, but the drafter's states have {config.hidden_size} "
+                f"dimensions and the target's {decoder.config.hidden_size}: set it to 0"
+            )
         self.drafter = Eagle3(config)
         self.verification_head = nn.Linear(config.hidden_size, 1)
         generator = torch.Generator().manual_seed(seed)

@@ -1,15 +1,16 @@
 """What the frozen target says about a sequence: captured layers, final hidden states and its own choices."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tierspec.models import Decoder, Step
+from tierspec.models import PAGE_TOKENS, Decoder, Step
 from tierspec.sampling import greedy_choice
 
 _LOGIT_ROWS = 128
+_FORWARD_ROWS = 2048
 
 
 @dataclass(frozen=True)
@@ -30,47 +31,81 @@ class SequenceFeatures:
         return sum(t.numel() * t.element_size() for t in (self.captured, self.last, self.top_ids))
 
 
+@dataclass(frozen=True)
+class FeatureRequest:
+    """`key` numbers the sequence for the life of a `TargetFeatures`. Rows from `first_choice` on get their `top_ids`;
+    `greedy`: the tokens behind it are known to be this target's own greedy choices, which spares its head, a seventh of
+    the work."""
+
+    key: int
+    token_ids: Sequence[int]
+    first_choice: int
+    greedy: bool = False
+
+
 class TargetFeatures:
-    """Runs the target over sequences, one at a time so that a sequence's features depend on itself alone, and keeps
-    the first ones that fit into `cache_bytes` (an epoch asks for each once, so replacing would only thrash)."""
+    """Runs the target over sequences and keeps the features of the first ones that fit into `cache_bytes` (an epoch
+    asks for each once, so replacing would only thrash).
+
+    A sequence's features depend on itself alone. Sequences share a forward pass where invariant numerics see to that.
+    """
 
     def __init__(self, decoder: Decoder, layers: Sequence[int], *, max_length: int, cache_bytes: int = 0) -> None:
         decoder.check_features(layers)
         self._decoder = decoder
         self._layers = tuple(layers)
-        self._cache = decoder.new_cache(max_length)
+        self._rows = max(max_length, _FORWARD_ROWS) if decoder.numerics == "invariant" else max_length
+        self._cache = decoder.new_cache(self._rows)
         self._kept: dict[int, SequenceFeatures] = {}
         self._free_bytes = cache_bytes
 
-    def __call__(
-        self, key: int, token_ids: Sequence[int], first_choice: int, *, greedy: bool = False
-    ) -> SequenceFeatures:
-        """Features of the sequence that `key` numbers for as long as this object lives.
+    def __call__(self, requests: Sequence[FeatureRequest]) -> list[SequenceFeatures]:
+        """The features of every request, in order."""
+        missing = {request.key: request for request in requests if request.key not in self._kept}
+        computed: dict[int, SequenceFeatures] = {}
+        for group in self._groups(list(missing.values())):
+            for request, features in zip(group, self._compute(group), strict=True):
+                computed[request.key] = features
+                if features.nbytes <= self._free_bytes:
+                    self._free_bytes -= features.nbytes
+                    self._kept[request.key] = features
+        return [computed.get(request.key) or self._kept[request.key] for request in requests]
 
-        `top_ids` begins at row `first_choice`. `greedy`: the caller knows that the tokens from there on are this
-        target's own greedy choices, which spares its head, a seventh of the work.
-        """
-        if key in self._kept:
-            return self._kept[key]
-        features = self._compute(token_ids, first_choice, greedy)
-        if features.nbytes <= self._free_bytes:
-            self._free_bytes -= features.nbytes
-            self._kept[key] = features
-        return features
+    def _groups(self, requests: list[FeatureRequest]) -> Iterator[list[FeatureRequest]]:
+        """Requests that share a forward pass: one, unless the numerics are invariant, or as many as the cache holds."""
+        while requests:
+            count = pages = 0
+            for request in requests:
+                pages += -(-len(request.token_ids) // PAGE_TOKENS)
+                if count and (pages * PAGE_TOKENS > self._rows or self._decoder.numerics != "invariant"):
+                    break
+                count += 1
+            yield requests[:count]
+            requests = requests[count:]
 
     @torch.no_grad()
-    def _compute(self, token_ids: Sequence[int], first_choice: int, greedy: bool) -> SequenceFeatures:
-        sequence = self._cache.sequence()
+    def _compute(self, group: list[FeatureRequest]) -> list[SequenceFeatures]:
+        sequences = [self._cache.sequence() for _ in group]
+        steps = [Step(sequence, request.token_ids) for sequence, request in zip(sequences, group, strict=True)]
         try:
-            hidden = self._decoder.forward([Step(sequence, token_ids)], self._cache, features=self._layers)
+            hidden = self._decoder.forward(steps, self._cache, features=self._layers)
         finally:
-            sequence.release()
-        captured = torch.cat([hidden.features[layer] for layer in self._layers], -1)
-        top_ids = torch.full((len(token_ids),), -1, dtype=torch.int64, device=hidden.last.device)
-        if greedy:
-            top_ids[first_choice:-1] = torch.tensor(token_ids[first_choice + 1 :])
-        else:
-            for start in range(first_choice, len(token_ids), _LOGIT_ROWS):
-                rows = slice(start, start + _LOGIT_ROWS)
-                top_ids[rows] = greedy_choice(self._decoder.logits(hidden.last[rows]))
-        return SequenceFeatures(captured, hidden.last, top_ids)
+            for sequence in sequences:
+                sequence.release()
+        lengths = [len(request.token_ids) for request in group]
+        captured = torch.cat([hidden.features[layer] for layer in self._layers], -1).split(lengths)
+        return [
+            SequenceFeatures(of_layers.clone(), last.clone(), self._top_ids(request, last))
+            for request, of_layers, last in zip(group, captured, hidden.last.split(lengths), strict=True)
+        ]
+
+    def _top_ids(self, request: FeatureRequest, last: Tensor) -> Tensor:
+        first, ids = request.first_choice, request.token_ids
+        top_ids = torch.full((len(ids),), -1, dtype=torch.int64, device=last.device)
+        if request.greedy:
+            top_ids[first:-1] = torch.tensor(ids[first + 1 :])
+            return top_ids
+        for start in range(first, len(ids), _LOGIT_ROWS):
+            rows = slice(start, start + _LOGIT_ROWS)
+            top_ids[rows] = greedy_choice(self._decoder.logits(last[rows]))
+        return top_ids

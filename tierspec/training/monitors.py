@@ -8,14 +8,17 @@ from torch import Tensor
 if TYPE_CHECKING:
     from tierspec.training.objective import Coefficients
 
-NAMES = ("valid", "survived", "late", "soft_count", "soft", "hard_count", "hard", "head", "pairs", "ordered_pairs")
+NAMES = (
+    *("valid", "survived", "late", "soft_count", "soft", "hard_count", "hard", "head", "state_count", "state"),
+    *("pairs", "ordered_pairs"),
+)
 
 
 class Monitors:
     """Sums per draft position, float64 [len(NAMES), K], detached.
 
-    soft, hard and head are cross-entropies in nats; pairs and ordered_pairs count (survivor, non-survivor) pairs of one
-    batch and those the head ranks correctly, from which its AUC follows.
+    soft, hard and head are cross-entropies in nats, state is a relative squared error; pairs and ordered_pairs count
+    (survivor, non-survivor) pairs of one batch and those the head ranks correctly, from which its AUC follows.
     """
 
     def __init__(self, sums: Tensor) -> None:
@@ -31,8 +34,10 @@ class Monitors:
         hard: Tensor,
         head: Tensor,
         survival_logits: Tensor,
+        state: Tensor | None = None,
     ) -> Self:
-        """Every argument [..., K]; `coefficients` as `objective.simulate` returns them."""
+        """Every argument [..., K]; `coefficients` as `objective.simulate` returns them; `state` as `state_loss` does,
+        None if it is no part of the loss."""
         valid = valid.cumprod(-1).bool()
         soft_on, hard_on = coefficients.soft > 0, coefficients.hard > 0
         rows = (
@@ -44,6 +49,8 @@ class Monitors:
             hard_on,
             hard * hard_on,
             head * valid,
+            torch.zeros_like(valid) if state is None else valid,
+            torch.zeros_like(head) if state is None else state * valid,
         )
         depth = valid.shape[-1]
         sums = [row.double().reshape(-1, depth).sum(0) for row in rows]
@@ -71,6 +78,7 @@ class Monitors:
             ("soft", sums["soft_count"], sums["soft"]),
             ("hard", sums["hard_count"], sums["hard"]),
             ("head_bce", sums["valid"], sums["head"]),
+            ("state", sums["state_count"], sums["state"]),
             ("head_auc", sums["pairs"], sums["ordered_pairs"]),
         ):
             scalars |= {

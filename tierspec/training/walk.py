@@ -13,7 +13,7 @@ import torch
 from tierspec.drafters.protocol import Drafter, DraftRequest
 from tierspec.models import PAGE_TOKENS
 from tierspec.training.data import Sample
-from tierspec.training.features import TargetFeatures
+from tierspec.training.features import FeatureRequest, TargetFeatures
 
 _ROWS_IN_FLIGHT = 8192
 
@@ -70,8 +70,8 @@ class _Text:
     def __init__(self, drafter: Drafter, features: TargetFeatures, number: int, sample: Sample) -> None:
         self.name = str(number)
         self._ids = sample.token_ids
-        captured = features(number, self._ids, len(self._ids)).captured
-        pieces = captured.chunk(len(drafter.feature_layers), -1)
+        (found,) = features([FeatureRequest(number, self._ids, len(self._ids))])
+        pieces = found.captured.chunk(len(drafter.feature_layers), -1)
         self._projected = drafter.projection(dict(zip(drafter.feature_layers, pieces, strict=True)))
         self._committed = len(sample.prompt_ids) + 1
         self._held = 0

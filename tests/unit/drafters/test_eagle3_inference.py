@@ -7,7 +7,7 @@ from tierspec.drafters.eagle3 import Eagle3Drafter, Eagle3State
 from tierspec.models import CacheFull, Decoder
 from tierspec.sampling import RowSampling, target_choice
 from tierspec.training.eagle3 import Eagle3Trainee
-from tierspec.training.features import SequenceFeatures, TargetFeatures
+from tierspec.training.features import FeatureRequest, SequenceFeatures, TargetFeatures
 
 LENGTH = 90
 
@@ -42,7 +42,8 @@ class Text:
 
 
 def features_of(decoder: Decoder, trainee: Eagle3Trainee, ids: list[int]) -> SequenceFeatures:
-    return TargetFeatures(decoder, trainee.drafter.config.feature_layers, max_length=512)(0, ids, 0)
+    features = TargetFeatures(decoder, trainee.drafter.config.feature_layers, max_length=512)
+    return features([FeatureRequest(0, ids, 0)])[0]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ import torch
 
 from tierspec.config import ObjectiveSettings
 from tierspec.training.chunked_objective import TeacherRows, chunked_vat_loss
-from tierspec.training.objective import columns_of, vat_loss
+from tierspec.training.objective import columns_of, normaliser, vat_loss
 
 N, K, V, D, E = 7, 4, 23, 8, 6
 TARGET_IDS = torch.tensor([0, 1, 4, 5, 8, 9, 10, 13, 15, 17, 20, 22])
@@ -110,3 +110,33 @@ def test_parts_of_a_step_add_up_with_a_common_divisor() -> None:
         leaves = (case.hidden[part], case.weight, case.survival[part])
         total += chunked_vat_loss(*leaves, teacher, case.valid[part], settings, divisor=divisor)[0].item()
     assert total == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_states_are_drawn_to_the_targets() -> None:
+    case = Case(torch.float64)
+    states = torch.randn(N, K, E, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    weight = case.teacher.head.clone().requires_grad_()
+    settings = ObjectiveSettings(state=3.0)
+
+    def run(settings: ObjectiveSettings) -> tuple[torch.Tensor, dict[str, float]]:
+        loss, monitors = chunked_vat_loss(states, weight, case.survival, case.teacher, case.valid, settings)
+        return loss, monitors.scalars()
+
+    (loss, scalars), (without, bare) = run(settings), run(ObjectiveSettings())
+    extra = torch.zeros((), dtype=torch.float64)
+    for n in range(N):
+        for k in range(K):
+            if case.valid[n, : k + 1].all():
+                target = case.teacher.hidden[case.teacher.rows[n, k]]
+                extra = extra + 3.0 * 0.8**k * ((states[n, k] - target) ** 2).sum() / (target**2).sum()
+    total = without + extra / normaliser(case.valid, settings)
+    assert loss.item() == pytest.approx(total.item(), rel=1e-6)
+    wanted, found = torch.autograd.grad(total, states)[0], torch.autograd.grad(loss, states)[0]
+    assert torch.allclose(found, wanted, rtol=1e-6, atol=1e-9)
+    assert {name for name in scalars if name not in bare} == {f"state/{k}" for k in range(1, K + 1)}
+    assert (
+        chunked_vat_loss(
+            case.teacher.hidden[case.teacher.rows], weight, case.survival, case.teacher, case.valid, settings
+        )[1].scalars()["state/1"]
+        == 0.0
+    )

@@ -1,4 +1,6 @@
+import copy
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from tierspec.config import ObjectiveSettings, TrainingSettings
 from tierspec.models import Decoder, Step
 from tierspec.training.data import Sample, sample_anchors, token_counts
 from tierspec.training.eagle3 import Eagle3Batch, Eagle3Trainee
-from tierspec.training.features import TargetFeatures
+from tierspec.training.features import FeatureRequest, TargetFeatures
 from tierspec.training.objective import vat_loss
 from tierspec.training.optimizer import GroupClippedAdamW, learning_rate
 from tierspec.training.walk import walk
@@ -47,30 +49,46 @@ def features_for(decoder: Decoder, trainee: Eagle3Trainee) -> TargetFeatures:
 
 def batch_of(decoder: Decoder, trainee: Eagle3Trainee, samples: list[Sample], count: int = 100) -> Eagle3Batch:
     features = features_for(decoder, trainee)
-    captured = [features(i, s.token_ids, s.first_anchor) for i, s in enumerate(samples)]
+    captured = features([FeatureRequest(i, s.token_ids, s.first_anchor) for i, s in enumerate(samples)])
     return trainee.collate(samples, captured, [sample_anchors(s, count, (0, i)) for i, s in enumerate(samples)])
 
 
-def test_features_are_the_targets_and_depend_on_the_sequence_alone(decoder: Decoder, samples: list[Sample]) -> None:
-    trainee = random_trainee(decoder)
-    features = features_for(decoder, trainee)
-    for i, sample in enumerate(samples):
-        got = features(i, sample.token_ids, sample.first_anchor)
+@pytest.mark.parametrize("numerics", ["invariant", "fast"])
+def test_features_are_the_targets_and_depend_on_the_sequence_alone(
+    decoder: Decoder, samples: list[Sample], numerics: str
+) -> None:
+    decoder = copy.copy(decoder)
+    decoder.numerics = numerics
+    features = TargetFeatures(decoder, (1, 2), max_length=128, cache_bytes=1 << 20)
+    requests = [FeatureRequest(i, s.token_ids, s.first_anchor) for i, s in enumerate(samples)]
+    together = features([*requests, requests[0]])
+    assert together[-1] is together[0]
+    for sample, request, got in zip(samples, requests, together[:-1], strict=True):
         cache = decoder.new_cache(128)
         hidden = decoder.forward([Step(cache.sequence(), sample.token_ids)], cache, features=(1, 2))
         assert torch.equal(got.captured, torch.cat((hidden.features[1], hidden.features[2]), -1))
+        assert torch.equal(got.last, hidden.last)
         assert got.top_ids[sample.first_anchor : -1].tolist() == list(sample.response_ids)
         assert (got.top_ids[: sample.first_anchor] == -1).all()
-        known = features_for(decoder, trainee)(i, sample.token_ids, sample.first_anchor, greedy=True)
-        assert torch.equal(known.top_ids[:-1], got.top_ids[:-1]) and torch.equal(known.last, got.last)
-        assert features(i, sample.token_ids, sample.first_anchor) is got
+        assert features([request])[0] is got
+    known = TargetFeatures(decoder, (1, 2), max_length=128)([replace(request, greedy=True) for request in requests])
+    for theirs, got in zip(known, together, strict=False):
+        assert torch.equal(theirs.top_ids[:-1], got.top_ids[:-1]) and torch.equal(theirs.last, got.last)
+
+
+def test_sequences_share_forward_passes_as_far_as_the_cache_goes(decoder: Decoder) -> None:
+    lengths = [100] * 40 + [3] * 5
+    requests = [FeatureRequest(i, [1 + i % 90] * n, n) for i, n in enumerate(lengths)]
+    for request, got in zip(requests, TargetFeatures(decoder, (1,), max_length=100)(requests), strict=True):
+        (alone,) = TargetFeatures(decoder, (1,), max_length=100)([request])
+        assert torch.equal(got.captured, alone.captured) and torch.equal(got.last, alone.last)
 
 
 def test_the_feature_cache_keeps_to_its_size(decoder: Decoder, samples: list[Sample]) -> None:
-    sizes = [TargetFeatures(decoder, (1,), max_length=128)(0, s.token_ids, 0).nbytes for s in samples]
+    requests = [FeatureRequest(i, s.token_ids, 0) for i, s in enumerate(samples)]
+    sizes = [found.nbytes for found in TargetFeatures(decoder, (1,), max_length=128)(requests)]
     features = TargetFeatures(decoder, (1,), max_length=128, cache_bytes=sizes[0] + sizes[1])
-    first = [features(i, s.token_ids, 0) for i, s in enumerate(samples)]
-    again = [features(i, s.token_ids, 0) for i, s in enumerate(samples)]
+    first, again = features(requests), features(requests)
     assert [a is b for a, b in zip(first, again, strict=True)] == [True, True, False]
 
 
@@ -81,7 +99,7 @@ def test_loss_equals_an_unbatched_reference(decoder: Decoder, samples: list[Samp
     draft, target, labels, survival, valid = [], [], [], [], []
     for sample in samples:
         ids = sample.token_ids
-        features = features_for(decoder, trainee)(0, ids, 0)
+        features = features_for(decoder, trainee)([FeatureRequest(0, ids, 0)])[0]
         logits = decoder.logits(features.last)
         for p in range(sample.first_anchor, len(ids) - 2):
             k_valid = [p + 2 + k < len(ids) for k in range(DEPTH)]
