@@ -99,7 +99,7 @@ def identity(settings: Settings, job: RolloutJob, card: TargetCard) -> dict[str,
     }
 
 
-def splits_identity(settings: Settings, split: Split, card: TargetCard) -> dict[str, Any]:
+def split_identity(settings: Settings, split: Split, card: TargetCard) -> dict[str, Any]:
     """`identity` of the answers of a split, as far as it is known before prompts are read."""
     known = identity(settings, answering_job(settings, split), card)
     return known | ({"rollout.heldout_prompts": settings.rollout.heldout_prompts} if split == "heldout" else {})

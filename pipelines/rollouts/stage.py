@@ -26,7 +26,7 @@ from pipelines.rollouts.plan import (
     identity,
     in_shards,
     shuffled,
-    splits_identity,
+    split_identity,
     turn_id,
     writing_job,
 )
@@ -89,7 +89,7 @@ def check_rollouts(settings: Settings, *, split: Split, output: Path) -> tuple[P
     prompt_set = read_prompt_set(settings, split)
     card = describe_target(settings.target.source)
     if not settings.rollout.overwrite:
-        refuse_changes(output, splits_identity(settings, split, card))
+        refuse_changes(output, split_identity(settings, split, card))
     turns = sum(len(prompt.turns) for prompt in prompt_set.prompts) + settings.prompts.self_written
     text = sum(len(turn) for prompt in prompt_set.prompts for turn in prompt.turns)
     tokens = turns * settings.rollout.max_new_tokens
@@ -118,7 +118,7 @@ def make_rollouts(settings: Settings, *, split: Split, output: Path, stop: Stop 
             _add_self_written(prompt_set, settings, card, output, stop)
         if split == "train" and not prompt_set.prompts:
             raise SettingError(f"prompts.train: no prompt is left to answer ({json.dumps(prompt_set.counts)})")
-        known_as = splits_identity(settings, split, card) | {f"prompts.{split}": digest_of(prompt_set.prompts)}
+        known_as = split_identity(settings, split, card) | {f"prompts.{split}": digest_of(prompt_set.prompts)}
         directory = RolloutDirectory(output, known_as, overwrite=settings.rollout.overwrite)
         rows = (json.dumps(prompt.to_json(), ensure_ascii=False) + "\n" for prompt in prompt_set.prompts)
         atomic_write_text(output / PROMPTS, "".join(rows))

@@ -32,6 +32,7 @@ _NOT_SHAPING = {  # how long a run goes on, what it keeps and where it runs; eve
 def training_identity(settings: Settings, samples: Iterable[Sample]) -> dict[str, Any]:
     """Settings that shape the weights, by their dotted names, and a digest of the samples in their order."""
     values = settings.model_dump(mode="json")
+    shaping = {name: value for name, value in values["training"].items() if name not in _NOT_SHAPING}
     digest = hashlib.sha256()
     for sample in samples:
         row = [sample.sample_id, sample.prompt_ids, sample.response_ids, sample.greedy]
@@ -40,7 +41,8 @@ def training_identity(settings: Settings, samples: Iterable[Sample]) -> dict[str
         "run.seed": values["run"]["seed"],
         **{f"target.{name}": values["target"][name] for name in ("source", "dtype", "numerics")},
         **{f"drafter.{name}": value for name, value in values["drafter"].items()},
-        **{f"training.{name}": value for name, value in values["training"].items() if name not in _NOT_SHAPING},
+        **{f"training.{name}": value for name, value in shaping.items() if name != "objective"},
+        **{f"training.objective.{name}": value for name, value in shaping["objective"].items()},
         "rollouts": digest.hexdigest(),
     }
 

@@ -99,7 +99,9 @@ def run_matrix(
     identity: dict[str, Any] = {"sources_sha256": sources_sha256()}
     identity |= {"target": target, "drafter_sha256": sha256_of(drafter / "model.safetensors")}
     identity |= {"prompts": prompts, "new_tokens": new_tokens, "samplings": SAMPLINGS, "first_seed": FIRST_SEED}
-    result = _opened(output, identity, fresh)
+    if fresh:
+        output.unlink(missing_ok=True)
+    result = _opened(output, identity)
     missing = [cell for cell in cells if cell.name not in result["cells"]]
     for dtype, of_dtype in itertools.groupby(missing, lambda cell: cell.dtype):
         models = Models(_settings(target, dtype, "colocated"), str(drafter))
@@ -108,7 +110,7 @@ def run_matrix(
             with _tiers(_settings(target, dtype, placement), models, drafter) as tiers:
                 for cell in group:
                     entry = _run_cell(cell, tiers, reference)
-                    result = _opened(output, identity, False)  # another process may have added other cells meanwhile
+                    result = _opened(output, identity)  # another process may have added other cells meanwhile
                     result["cells"][cell.name] = entry
                     result["passed"] = all(e["identical"] == e["prompts"] for e in result["cells"].values())
                     result["complete"] = len(result["cells"]) == len(CELLS)
@@ -230,9 +232,9 @@ def _tiers(settings: Settings, models: Models, drafter: Path) -> Iterator[Tiers]
             channel.close()
 
 
-def _opened(output: Path, identity: dict[str, Any], fresh: bool) -> dict[str, Any]:
+def _opened(output: Path, identity: dict[str, Any]) -> dict[str, Any]:
     """What `output` holds, if it is of the same sources and identity; else an empty result."""
-    if output.is_file() and not fresh:
+    if output.is_file():
         found = json.loads(output.read_text(encoding="utf-8"))
         if all(found.get(key) == value for key, value in json.loads(json.dumps(identity)).items()):
             return dict(found)

@@ -106,8 +106,8 @@ class _TokenLoss(torch.autograd.Function):
 def state_loss(
     hidden: Tensor, teacher: TeacherRows, valid: Tensor, settings: ObjectiveSettings
 ) -> tuple[Tensor, Tensor]:
-    """Regression of the states onto the target's, |h - t|^2 / |t|^2, after EAGLE's feature loss (arXiv 2401.15077
-    section 3.2; relative, squared and decaying like the base schedule: our choice): its weighted sum over all blocks,
+    """Regression of the states onto the target's, |h - t|^2 / |t|^2, after EAGLE's feature loss (arXiv 2401.15077;
+    relative, squared and decaying like the base schedule: our choice): its weighted sum over all blocks,
     and per position [N, K] without gradient. Needs states as wide as the target's."""
     if not settings.state:
         return hidden.new_zeros(()), hidden.new_zeros(valid.shape)

@@ -125,7 +125,8 @@ def _rows(file: Path) -> Iterable[dict]:
 def check_token_ids(samples: Iterable[Sample], vocab_size: int) -> None:
     """Raises ArtifactError unless every token id is one of the target's."""
     for sample in samples:
-        for token in (min(sample.token_ids), max(sample.token_ids)):
+        ids = sample.token_ids
+        for token in (min(ids), max(ids)):
             if not 0 <= token < vocab_size:
                 raise ArtifactError(
                     f"rollout {sample.sample_id} holds token id {token}, but the target has {vocab_size} tokens"

@@ -54,7 +54,8 @@ class TargetFeatures:
         decoder.check_features(layers)
         self._decoder = decoder
         self._layers = tuple(layers)
-        self._rows = max(max_length, _FORWARD_ROWS) if decoder.numerics == "invariant" else max_length
+        self._together = decoder.numerics == "invariant"
+        self._rows = max(max_length, _FORWARD_ROWS) if self._together else max_length
         self._cache = decoder.new_cache(self._rows)
         self._kept: dict[int, SequenceFeatures] = {}
         self._free_bytes = cache_bytes
@@ -77,7 +78,7 @@ class TargetFeatures:
             count = pages = 0
             for request in requests:
                 pages += -(-len(request.token_ids) // PAGE_TOKENS)
-                if count and (pages * PAGE_TOKENS > self._rows or self._decoder.numerics != "invariant"):
+                if count and (not self._together or pages * PAGE_TOKENS > self._rows):
                     break
                 count += 1
             yield requests[:count]

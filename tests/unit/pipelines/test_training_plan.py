@@ -89,7 +89,9 @@ def test_a_state_is_gone_on_from_only_with_what_shaped_it(settings: Settings) ->
     with pytest.raises(SettingError, match=r"another version, which had no training\.new"):
         refuse_changes(plan.state, plan.identity | {"training.new": 1})
     changed = settings.override("training.objective.decay=0.7")
-    with pytest.raises(SettingError, match=r"training\.objective is .* training\.overwrite=true"):
+    with pytest.raises(
+        SettingError, match=r"training\.objective\.decay is 0\.7 now, but was 0\.8 .*training\.overwrite=true"
+    ):
         plan_training(changed, output=output)
     anew = plan_training(changed.override("training.overwrite=true"), output=output)
     claim_state(anew.state, anew.identity)
