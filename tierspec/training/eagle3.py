@@ -170,8 +170,8 @@ class Eagle3Trainee(nn.Module):
         self._gradient_squares[name] = self._gradient_squares.get(name, 0) + gradient.detach().float().pow(2).sum()
 
     def take_gradient_norms(self) -> dict[str, float]:
-        """Norms of the gradients of the token losses (`objective.state` with them) and of the head loss where they meet,
-        at the states before the two heads, over all backward passes since the last call."""
+        """Norms of the gradients of the token losses (`objective.state` with them) and of the head loss where they
+        meet, at the states before the two heads, over all backward passes since the last call."""
         norms = {name: float(square) ** 0.5 for name, square in self._gradient_squares.items()}
         self._gradient_squares = {}
         return norms
