@@ -44,6 +44,19 @@ def named_address(settings: Settings) -> str:
     return settings.ray.address or os.environ.get("RAY_ADDRESS", "")
 
 
+def worker_gpus(settings: Settings, field: str, workers: int, cluster_gpus: float) -> float:
+    """GPUs that each of a stage's `workers`, set by `field`, reserves: one on CUDA, else none.
+
+    Raises:
+        SettingError: a local Ray, which cannot grow, has fewer: the workers would wait for ever.
+    """
+    if not settings.target.device.startswith("cuda"):
+        return 0.0
+    if workers > cluster_gpus and not named_address(settings):
+        raise SettingError(f"{field}: {workers} workers need a GPU each, and this machine has {cluster_gpus:g}")
+    return 1.0
+
+
 @contextlib.contextmanager
 def _joined(settings: Settings) -> Iterator[None]:
     address = named_address(settings)

@@ -6,38 +6,28 @@ as `training.depth=5`, and answers every mistake with a `SettingError` of one li
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from tierspec.settings_file import Tree, apply_override, read_yaml, validate
+from tierspec.errors import SettingError
+from tierspec.settings.decoding import DecodingSettings, DraftSettings, SuffixSettings
+from tierspec.settings.file import Tree, apply_override, read_yaml, validate
+from tierspec.settings.group import Count, CountOrZero, Cpus, Gpus, Group, NodeResource, Threads
+from tierspec.settings.training import OBJECTIVES, DrafterSettings, ObjectiveSettings, TrainingSettings
 
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-Threads = Annotated[int, Field(ge=0, description="torch threads; 0: an equal share of the usable cores")]
-Cpus = Annotated[float, Field(ge=0.0, description="logical CPUs that Ray sets aside for this process")]
-Gpus = Annotated[float, Field(ge=0.0, description="GPUs that Ray sets aside for this process, on cuda")]
-
-NodeResource = Annotated[
-    str, Field(description="custom resource (one unit) that marks the nodes for this process, as in ray_cluster.yaml")
+__all__ = [
+    "OBJECTIVES",
+    "DecodingSettings",
+    "DraftSettings",
+    "DrafterSettings",
+    "ObjectiveSettings",
+    "Settings",
+    "SuffixSettings",
+    "TrainingSettings",
+    "load_settings",
 ]
-
-
-class Group(BaseModel):
-    """Base of every group: unknown names refused, values immutable, no NaN, no bool where a number is meant."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_bool_for_numbers(cls, value: object, info: ValidationInfo) -> object:
-        annotation = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and annotation in (int, float):
-            raise ValueError("expected a number")
-        return value
 
 
 class RunSettings(Group):
@@ -96,128 +86,6 @@ class RolloutSettings(Group):
     overwrite: bool = Field(
         False, description="make rollouts anew if those in the run folder come from other settings, not refuse"
     )
-
-
-class DrafterSettings(Group):
-    family: Literal["eagle3"] = Field("eagle3", description="architecture of the neural drafter")
-    feature_layers: tuple[int, ...] = Field(
-        (), description="target layers the drafter sees (index into Hugging Face hidden_states); empty: three by depth"
-    )
-    draft_vocab_size: Count = Field(8192, description="most frequent target tokens the drafter can propose")
-
-
-class ObjectiveSettings(Group):
-    """The verification-aware objective; the defaults are the paper's (arXiv 2608.30135, section 4.4)."""
-
-    soft: bool = Field(True, description="cross-entropy against the target's distribution")
-    hard: bool = Field(True, description="cross-entropy against the target's token")
-    weighting: Literal["adaptive", "geometric", "uniform"] = Field(
-        "adaptive", description="position weights: decay from the first rejection, from position 1, or none"
-    )
-    decay: float = Field(0.8, gt=0.0, le=1.0, description="base of the position weights")
-    head: bool = Field(True, description="train the verification head as well")
-    head_beta: float = Field(1.0, ge=0.0, description="coefficient of the verification head's loss")
-    state: float = Field(
-        0.0,
-        ge=0.0,
-        description="coefficient of the relative squared error between the drafter's last states and the target's; "
-        "helps when there are few rollouts (after arXiv 2401.15077)",
-    )
-
-    @model_validator(mode="after")
-    def _something_trains(self) -> Self:
-        if not (self.soft or self.hard):
-            raise ValueError(
-                "training.objective.soft and training.objective.hard are both false, so no token is "
-                "learned: set one of them to true"
-            )
-        return self
-
-
-class TrainingSettings(Group):
-    depth: int = Field(5, ge=1, le=32, description="draft positions unrolled per anchor (K)")
-    anchors: Count = Field(64, description="anchors sampled per sequence")
-    learning_rate: float = Field(1e-3, gt=0.0, description="peak learning rate of AdamW")
-    lm_head_rate: Fraction = Field(
-        0.1, description="learning rate of a token head that starts from the target's, as a share of the others'"
-    )
-    betas: tuple[Decay, Decay] = Field((0.9, 0.95), description="AdamW betas")
-    weight_decay: float = Field(0.0, ge=0.0, description="AdamW weight decay")
-    warmup_ratio: Fraction = Field(0.04, description="share of the steps with a rising learning rate")
-    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="learning rate after the warm-up")
-    epochs: Count = Field(1, description="passes over the rollouts")
-    max_steps: CountOrZero = Field(0, description="stop after this many optimizer steps; 0 runs all epochs")
-    max_minutes: float = Field(0.0, ge=0.0, description="stop after this many minutes; 0 sets no limit")
-    batch_sequences: Count = Field(4, description="sequences per forward and worker")
-    accumulation: Count = Field(1, description="forwards per optimizer step")
-    max_length: int = Field(512, ge=2, description="longest training sequence (prompt and response) in tokens")
-    gradient_clip: float = Field(0.5, gt=0.0, description="gradient norm limit")
-    precision: Literal["bf16", "fp32"] = Field("bf16", description="matrix products; the master weights are fp32")
-    zero_stage: int = Field(1, ge=0, le=3, description="DeepSpeed ZeRO stage of the drafter")
-    workers: Count = Field(1, description="training workers")
-    threads: Threads = 0
-    checkpoint_every: CountOrZero = Field(200, description="steps between checkpoints; 0 saves at the end only")
-    keep_last: Count = Field(2, description="checkpoints kept")
-    evaluate_every: CountOrZero = Field(
-        0, description="steps between held-out accept lengths, besides those at checkpoints and at the end; 0: none"
-    )
-    heldout_prompts: CountOrZero = Field(8, description="held-out prompts per such evaluation")
-    initialize_from_target: bool = Field(
-        True, description="start the draft layer from the target's last layer and its head from the target's head"
-    )
-    feature_cache_mb: CountOrZero = Field(
-        1024, description="memory per worker for target features kept from one epoch to the next"
-    )
-    max_failures: CountOrZero = Field(0, description="restarts of the worker group from the last checkpoint")
-    node: NodeResource = ""
-    overwrite: bool = Field(
-        False, description="train anew if the state in the run folder comes from other settings, not refuse"
-    )
-    objective: ObjectiveSettings = Field(ObjectiveSettings(), description="loss of the drafter")
-
-
-class SuffixSettings(Group):
-    """Suffix cache draft, chain mode (SuffixDecoding, arXiv 2411.04975)."""
-
-    max_depth: Count = Field(64, description="longest context matched, in tokens")
-    min_probability: Fraction = Field(0.1, description="a draft ends where its probability falls below this")
-    factor: float = Field(1.0, ge=0.0, description="draft tokens per matched token")
-    offset: float = Field(0.0, description="draft tokens on top of factor times the matched length")
-    max_tokens: Count = Field(10, description="longest suffix draft in tokens")
-
-
-class DraftSettings(Group):
-    source: Literal["auto", "suffix", "neural", "none"] = Field(
-        "auto", description="auto: the suffix cache where its match is long enough, else the neural drafter"
-    )
-    max_tokens: Count = Field(3, description="tokens the neural drafter proposes per round")
-    match_length: Count = Field(4, description="shortest suffix match that auto prefers to the neural drafter")
-    suffix: SuffixSettings = Field(SuffixSettings(), description="suffix cache")
-
-    @model_validator(mode="after")
-    def _match_is_reachable(self) -> Self:
-        if self.match_length > self.suffix.max_depth:
-            raise ValueError(
-                f"draft.match_length is {self.match_length}, but no match is longer than draft.suffix.max_depth "
-                f"({self.suffix.max_depth}): lower the first or raise the second"
-            )
-        return self
-
-
-class DecodingSettings(Group):
-    max_running: Count = Field(64, description="sequences decoded at once")
-    token_budget: int = Field(32768, ge=128, description="tokens the KV cache holds over all sequences")
-    prefill_tokens: int = Field(512, ge=2, description="prompt rows forwarded per tick")
-    groups: int = Field(1, ge=1, le=2, description="2: draft for one half while the other half is verified")
-
-    @model_validator(mode="after")
-    def _every_sequence_fits(self) -> Self:
-        if self.token_budget < 64 * self.max_running:
-            raise ValueError(
-                f"decoding.token_budget is {self.token_budget}, less than a page of 64 tokens for each of "
-                f"decoding.max_running = {self.max_running} sequences: raise it to {64 * self.max_running} or more"
-            )
-        return self
 
 
 Method = Literal["autoregressive", "suffix", "eagle3", "auto", "transformers", "transformers_prompt_lookup"]
@@ -329,6 +197,20 @@ def load_settings(path: str | Path | None, overrides: Iterable[str] = ()) -> Set
 
 
 def _build(tree: Tree, overrides: Iterable[str]) -> Settings:
+    _expand_objective(tree)
     for override in overrides:
         apply_override(tree, override)
+        _expand_objective(tree)
     return validate(Settings, tree)
+
+
+def _expand_objective(tree: Tree) -> None:
+    """Puts the settings of a named objective in place of its name, so that later overrides can refine it."""
+    training = tree.get("training")
+    if isinstance(training, dict) and isinstance(name := training.get("objective"), str):
+        if name not in OBJECTIVES:
+            known = ", ".join(OBJECTIVES)
+            raise SettingError(
+                f"setting 'training.objective' is {name!r}: expected a group of settings or one of {known}"
+            )
+        training["objective"] = dict(OBJECTIVES[name])

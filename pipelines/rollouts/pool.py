@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import ray
 from ray.data import ActorPoolStrategy, DataContext
 
-from pipelines.cluster import named_address
+from pipelines.cluster import named_address, worker_gpus
 from pipelines.prompts.prompt import Prompt
 from pipelines.rollouts.directory import RolloutDirectory
 from pipelines.rollouts.ledger import BUDGET_SPENT, STOPPED, Totals, watched_ledger
@@ -37,6 +37,9 @@ def run_shards(
     `token_budget` response tokens (0: no limit); answers that are under way by then are finished too.
 
     Returns: what was done now, and why it ended early if it did.
+
+    Raises:
+        SettingError: this machine has fewer GPUs than `rollout.workers`.
     """
     there = [report for number, report in directory.finished.items() if number in shards]
     waiting = {number: prompts for number, prompts in shards.items() if number not in directory.finished}
@@ -47,6 +50,8 @@ def run_shards(
         return Totals()
     if stop():
         return Totals(stop_reason=STOPPED)
+    resources = ray.cluster_resources()
+    gpus = worker_gpus(settings, "rollout.workers", settings.rollout.workers, resources.get("GPU", 0.0))
     asked = sum(len(prompt.turns) for prompts in shards.values() for prompt in prompts)
     with watched_ledger(
         budget_left if token_budget else 0,
@@ -61,8 +66,8 @@ def run_shards(
             batch_size=None,
             batch_format="pyarrow",
             compute=_pool(settings, len(waiting)),
-            num_cpus=worker_cpus(settings, ray.cluster_resources().get("CPU", 1.0)),
-            num_gpus=1.0 if settings.target.device.startswith("cuda") else 0.0,
+            num_cpus=worker_cpus(settings, resources.get("CPU", 1.0)),
+            num_gpus=gpus,
         )
         for batch in rollouts.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
             table = cast(pa.Table, batch)

@@ -120,6 +120,8 @@ class RolloutWorker:
             "response_ids": [],
             "finish_reason": "",
             "temperature": self._job.temperature,
+            "top_p": self._job.top_p,
+            "top_k": self._job.top_k,
             "seed": seed_of(self._job.seed, sample_id),
             "target": self._target.source,
             "template_hash": self._target.template_hash,

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tierspec.config import TrainingSettings
-from tierspec.training.eagle3 import Eagle3Trainee
 from tierspec.training.optimizer import GroupClippedAdamW
+from tierspec.training.trainee import Trainee
 
 _STATE = "deepspeed"
 
@@ -44,7 +44,7 @@ def deepspeed_config(settings: TrainingSettings, world_size: int) -> dict[str, A
 class DrafterEngine:
     """Every method is collective: all ranks call it alike."""
 
-    def __init__(self, trainee: Eagle3Trainee, settings: TrainingSettings, world_size: int) -> None:
+    def __init__(self, trainee: Trainee, settings: TrainingSettings, world_size: int) -> None:
         import deepspeed  # reads the environment that `prepare_process` sets
 
         config = deepspeed_config(settings, world_size)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ def training_identity(settings: Settings, samples: Iterable[Sample]) -> dict[str
     shaping = {name: value for name, value in values["training"].items() if name not in _NOT_SHAPING}
     digest = hashlib.sha256()
     for sample in samples:
-        row = [sample.sample_id, sample.prompt_ids, sample.response_ids, sample.greedy]
+        sampling = sample.sampling and astuple(sample.sampling)
+        row = [sample.sample_id, sample.prompt_ids, sample.response_ids, sample.greedy, sampling]
         digest.update(json.dumps(row).encode())
     return {
         "run.seed": values["run"]["seed"],

@@ -7,36 +7,31 @@ from pathlib import Path
 from typing import Any
 
 import ray.train
-from torch import Tensor
 
 from pipelines.training.engine import DrafterEngine, Progress
 from pipelines.training.job import BEST, INFERENCE, METRICS, PROVENANCE, WorkerJob
 from pipelines.training.records import RunLog
 from tierspec.artifacts import atomic_directory, atomic_write_json
-from tierspec.drafters.eagle3 import Eagle3Drafter, save_eagle3
 from tierspec.models import Decoder
-from tierspec.training.eagle3 import Eagle3Trainee
 from tierspec.training.features import TargetFeatures
+from tierspec.training.trainee import Trainee
 from tierspec.training.walk import walk
 
 _HELDOUT_CACHE_BYTES = 2**30
-
-Weights = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 class Keeper:
     """All ranks call every method alike; only the first writes, apart from each rank's part of the training state."""
 
     def __init__(
-        self, job: WorkerJob, trainee: Eagle3Trainee, engine: DrafterEngine, decoder: Decoder, log: RunLog | None
+        self, job: WorkerJob, trainee: Trainee, engine: DrafterEngine, decoder: Decoder, log: RunLog | None
     ) -> None:
         """`log`: only the first rank has one."""
         self._state, self._heldout = job.state, job.heldout
-        self._config, self._vocabulary = trainee.drafter.config, trainee.vocabulary
-        self._engine, self._decoder, self._log = engine, decoder, log
+        self._trainee, self._engine, self._decoder, self._log = trainee, engine, decoder, log
         self._features = TargetFeatures(
             decoder,
-            self._config.feature_layers,
+            trainee.feature_layers,
             max_length=job.settings.training.max_length,
             cache_bytes=_HELDOUT_CACHE_BYTES,
         )
@@ -50,8 +45,8 @@ class Keeper:
         began = time.perf_counter()
         accept_len = 0.0
         if self._heldout:
-            drafter = Eagle3Drafter(self._config, weights[0], self._vocabulary, self._decoder)
-            result = walk(drafter, self._features, self._heldout, self._config.max_draft_tokens)
+            drafter = self._trainee.pack(weights[0], self._decoder)
+            result = walk(drafter, self._features, self._heldout, self._trainee.depth)
             accept_len = result.accept_len
             self._measured = {
                 "measured_at": progress.step,
@@ -64,7 +59,7 @@ class Keeper:
         if not self._heldout or accept_len > progress.best_accept_len:
             progress.best_step, progress.best_accept_len = progress.step, accept_len
             with atomic_directory(self._state / BEST) as directory:
-                self._write_drafter(directory, weights)
+                self._trainee.save(directory, *weights)
                 atomic_write_json(directory / METRICS, self._metrics(progress, scalars))
 
     def save(self, progress: Progress, scalars: dict[str, float], report: dict[str, Any]) -> None:
@@ -75,7 +70,7 @@ class Keeper:
             weights = self._engine.weights()
             if self._log is not None:
                 (directory / INFERENCE).mkdir()
-                self._write_drafter(directory / INFERENCE, weights)
+                self._trainee.save(directory / INFERENCE, *weights)
                 atomic_write_json(directory / METRICS, self._metrics(progress, scalars))
                 for name in PROVENANCE:
                     if (self._state / name).exists():
@@ -83,10 +78,6 @@ class Keeper:
             ray.train.report(report, checkpoint=ray.train.Checkpoint.from_directory(str(directory)))
         finally:
             shutil.rmtree(directory, ignore_errors=True)
-
-    def _write_drafter(self, directory: Path, weights: Weights) -> None:
-        drafter, head = weights
-        save_eagle3(directory, self._config, drafter, self._vocabulary, head)
 
     def _metrics(self, progress: Progress, scalars: dict[str, float]) -> dict[str, Any]:
         position = {"step": progress.step, "tokens": progress.tokens, "elapsed_s": progress.elapsed_s}

@@ -14,7 +14,7 @@ from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2.api.exceptions import WorkerGroupError
 
-from pipelines.cluster import named_address, ray_session
+from pipelines.cluster import named_address, ray_session, worker_gpus
 from pipelines.rollouts.directory import MANIFEST
 from pipelines.training.identity import claim_state, refuse_changes, training_identity
 from pipelines.training.job import BEST, CHECKPOINTS, LOG, METRICS, PROVENANCE, RESULT, STOP_FILE, WorkerJob
@@ -175,12 +175,13 @@ def _split(
 def _fit(job: WorkerJob, stop: Stop) -> dict[str, Any]:
     """Run the workers. Ray's `fit` would take over SIGINT in the main thread, so it gets one of its own."""
     training = job.settings.training
-    on_gpu = job.settings.target.device.startswith("cuda")
+    there = ray.cluster_resources().get("GPU", 0.0)
+    gpus = worker_gpus(job.settings, "training.workers", training.workers, there)
     trainer = TorchTrainer(
         run_worker,
         train_loop_config={"job": job},
         scaling_config=ScalingConfig(
-            num_workers=training.workers, use_gpu=on_gpu, resources_per_worker=_worker_resources(job.settings)
+            num_workers=training.workers, use_gpu=gpus > 0, resources_per_worker=_worker_resources(job.settings)
         ),
         run_config=RunConfig(
             name=CHECKPOINTS,

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from pipelines.training.engine import DrafterEngine, add_up
@@ -13,10 +14,10 @@ from pipelines.training.job import WorkerJob
 from tierspec.errors import SettingError
 from tierspec.models import Decoder
 from tierspec.training.data import DataOrder, sample_anchors
-from tierspec.training.eagle3 import Eagle3Trainee
 from tierspec.training.features import FeatureRequest, TargetFeatures
 from tierspec.training.monitors import Monitors
-from tierspec.training.objective import base_schedule
+from tierspec.training.trainee import Trainee
+from tierspec.training.weighting import base_schedule
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,17 @@ class StepResult:
     seconds: float
 
 
+def _seed_of(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
 class Stepper:
     """The data of a run, its target features, and the steps over them; all ranks step together."""
 
     def __init__(
         self,
         job: WorkerJob,
-        trainee: Eagle3Trainee,
+        trainee: Trainee,
         engine: DrafterEngine,
         decoder: Decoder,
         rank: int,
@@ -46,9 +51,10 @@ class Stepper:
         self._rank, self._world = rank, world_size
         self._features = TargetFeatures(
             decoder,
-            trainee.drafter.config.feature_layers,
+            trainee.feature_layers,
             max_length=training.max_length,
             cache_bytes=2**20 * training.feature_cache_mb if training.epochs > 1 else 0,
+            with_normaliser=training.objective.verification == "rejection",
         )
         lengths = [len(sample.token_ids) for sample in job.samples]
         self._order = DataOrder(lengths, world_size * training.accumulation * training.batch_sequences, self._seed)
@@ -85,7 +91,7 @@ class Stepper:
                 ]
             )
             feature_s += time.perf_counter() - before
-            batch = self._trainee.collate(part, features, anchors)
+            batch = self._trainee.collate(part, features, anchors, _seed_of(self._seed, step, first))
             loss, of_batch = self._engine.forward_backward(batch, divisor)
             losses.append(loss.double())
             monitors.append(of_batch.sums)

@@ -13,11 +13,9 @@ from pipelines.training.keeper import Keeper
 from pipelines.training.records import RunLog
 from pipelines.training.stepper import Stepper
 from tierspec.artifacts import require_disk
-from tierspec.drafters.eagle3 import DraftVocabulary, Eagle3Config, embedding_sha256
-from tierspec.models import Target
 from tierspec.models.loading import load_target
-from tierspec.training.data import check_token_ids, token_counts
-from tierspec.training.eagle3 import Eagle3Trainee
+from tierspec.training.data import check_token_ids
+from tierspec.training.families import build_trainee
 from tierspec.training.optimizer import learning_rate
 
 _STATE_BYTES_PER_PARAMETER = 14  # fp32 weight and two moments, bf16 weight for inference
@@ -26,35 +24,6 @@ _STATE_BYTES_PER_PARAMETER = 14  # fp32 weight and two moments, bf16 weight for 
 def run_worker(config: dict[str, Any]) -> None:
     """`train_loop_per_worker`; `config` holds a `WorkerJob` under "job"."""
     TrainingRun(config["job"]).run()
-
-
-def build_trainee(job: WorkerJob, target: Target) -> tuple[Eagle3Trainee, float]:
-    """A fresh drafter for the target, and the share of the supervised tokens that its vocabulary covers."""
-    settings, training, decoder = job.settings, job.settings.training, target.decoder
-    check_token_ids((*job.samples, *job.heldout), decoder.config.vocab_size)
-    counts = token_counts(job.samples, decoder.config.vocab_size)
-    config = Eagle3Config.for_target(
-        decoder.config,
-        feature_layers=settings.drafter.feature_layers,
-        draft_vocab_size=settings.drafter.draft_vocab_size,
-        max_draft_tokens=training.depth,
-        source=target.source,
-        embedding_sha256=embedding_sha256(decoder.embedding),
-    )
-    vocabulary = DraftVocabulary.most_frequent(counts, config.draft_vocab_size)
-    trainee = Eagle3Trainee(
-        config,
-        vocabulary,
-        decoder,
-        training.objective,
-        depth=training.depth,
-        precision=training.precision,
-        seed=settings.run.seed,
-        lm_head_rate=training.lm_head_rate if training.initialize_from_target else 1.0,
-    )
-    if training.initialize_from_target:
-        trainee.initialize_from_target(decoder)
-    return trainee, vocabulary.coverage(counts)
 
 
 class TrainingRun:
@@ -69,7 +38,8 @@ class TrainingRun:
         target = load_target(place.source, dtype=place.dtype, device=place.device, numerics=place.numerics)
         self._device = target.decoder.device
 
-        trainee, self._coverage = build_trainee(job, target)
+        check_token_ids((*job.samples, *job.heldout), target.config.vocab_size)
+        trainee, self._coverage = build_trainee(job.settings, target, job.samples)
         if self._rank == 0:
             needed = _STATE_BYTES_PER_PARAMETER * sum(p.numel() for p in trainee.parameters())
             require_disk(job.state, needed * (self._training.keep_last + 2), "run.root", what="jobs.train")

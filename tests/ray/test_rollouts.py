@@ -14,7 +14,7 @@ import psutil
 import pytest
 import ray
 
-from pipelines.cluster import ray_session
+from pipelines.cluster import ray_session, worker_gpus
 from pipelines.prompts import Prompt, read_prompts
 from pipelines.rollouts import SCHEMA, check_rollouts, make_rollouts, read_rollouts
 from pipelines.rollouts.pool import worker_cpus
@@ -244,6 +244,16 @@ def test_actors_on_a_local_ray_leave_a_cpu_to_ray_data(monkeypatch: pytest.Monke
         assert 0 < workers * worker_cpus(settings, 4.0) <= 3.0
     on_a_cluster = Settings().override("ray.address=auto", "rollout.workers=7", "rollout.threads=2")
     assert worker_cpus(on_a_cluster, 4.0) == 2.0
+
+
+def test_a_local_ray_refuses_more_workers_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    on_gpus = Settings().override("target.device=cuda")
+    assert worker_gpus(Settings(), "rollout.workers", 3, 0.0) == 0.0
+    assert worker_gpus(on_gpus, "rollout.workers", 2, 2.0) == 1.0
+    with pytest.raises(SettingError, match=r"^rollout\.workers: 2 workers need a GPU each, and this machine has 1$"):
+        worker_gpus(on_gpus, "rollout.workers", 2, 1.0)
+    assert worker_gpus(on_gpus.override("ray.address=auto"), "rollout.workers", 2, 1.0) == 1.0
 
 
 def test_a_local_ray_leaves_nothing_behind() -> None:

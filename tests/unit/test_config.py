@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.conftest import ROOT
 from tierspec.config import Settings, load_settings
 from tierspec.errors import SettingError
-from tierspec.settings_file import setting_names
+from tierspec.settings.file import setting_names
 
 
 def message(*overrides: str) -> str:
@@ -162,3 +162,22 @@ def test_any_value_is_accepted_or_refused_in_one_line(name, value):
         assert "\n" not in str(error)
     else:
         assert yaml.safe_load(loaded.to_yaml())
+
+
+def test_an_objective_may_be_a_published_one_by_name() -> None:
+    eagle = Settings().override("training.objective=eagle3").training.objective
+    assert (eagle.soft, eagle.hard, eagle.head, eagle.weighting, eagle.schedule) == (
+        *(True, False, False),
+        *("fixed", "geometric"),
+    )
+    dflash = Settings().override("training.objective=dflash", "training.objective.gamma=4").training.objective
+    assert (dflash.soft, dflash.hard, dflash.head, dflash.schedule, dflash.gamma) == (
+        False,
+        True,
+        False,
+        "exponential",
+        4,
+    )
+    assert Settings().override("training.objective=vat") == Settings()
+    with pytest.raises(SettingError, match=r"training\.objective.*expected a group of settings or one of vat, eagle3"):
+        Settings().override("training.objective=eagle2")

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 HOUSE = ("tierspec", "pipelines", "actors", "jobs")
 
-BOTTOM = {"tierspec", "tierspec.errors", "tierspec.config", "tierspec.settings_file", "tierspec.paths"}
+BOTTOM = {"tierspec", "tierspec.errors", "tierspec.config", "tierspec.settings", "tierspec.paths"}
 BOTTOM |= {"tierspec.artifacts", "tierspec.threads"}
 MODELS = {*BOTTOM, "tierspec.models"}
 SAMPLING = {*BOTTOM, "tierspec.sampling"}
@@ -22,8 +22,8 @@ ALLOWED = {
     "tierspec.errors": set(),
     "tierspec.paths": set(),
     "tierspec.threads": set(),
-    "tierspec.settings_file": {"tierspec.errors"},
-    "tierspec.config": {"tierspec.errors", "tierspec.settings_file"},
+    "tierspec.settings": {"tierspec.errors"},
+    "tierspec.config": {"tierspec.errors", "tierspec.settings"},
     "tierspec.artifacts": BOTTOM,
     "tierspec.models": BOTTOM,
     "tierspec.sampling": BOTTOM,

@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tierspec.config import ObjectiveSettings
+from tierspec.training.acceptance import AcceptanceRule, ScoredRows, greedy_acceptance
 from tierspec.training.monitors import Monitors
-from tierspec.training.objective import base_schedule, head_loss, normaliser, simulate
+from tierspec.training.objective import head_loss, loss_factors, normaliser
+from tierspec.training.weighting import base_schedule
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class TeacherRows:
 
     hidden [R, E], post-final-norm; rows int64 [N, K], the one that predicts each position; top_columns and
     label_columns int64 [N, K], draft columns of the target's choice among all its tokens and of the corpus token (-1:
-    outside the draft vocabulary); head [C, E], the target's frozen head at the draft vocabulary.
+    outside the draft vocabulary); head [C, E], the target's frozen head at the draft vocabulary; log_normaliser [R],
+    log-sum-exp of the target's logits over its whole vocabulary, for the rules that need it.
     """
 
     hidden: Tensor
@@ -33,11 +36,19 @@ class TeacherRows:
     top_columns: Tensor
     label_columns: Tensor
     head: Tensor
+    log_normaliser: Tensor | None = None
 
-    def probabilities(self, blocks: slice) -> Tensor:
-        """The target's distribution, renormalised on the draft vocabulary, for every row of the blocks: [M, C]."""
+    def distribution(self, blocks: slice) -> tuple[Tensor, Tensor]:
+        """For every row of the blocks: the target's distribution, renormalised on the draft vocabulary, [M, C], and the
+        share of the whole that lies there, [M] (1 where `log_normaliser` is None)."""
         distinct, inverse = torch.unique(self.rows[blocks], return_inverse=True)
-        return _logits(self.hidden[distinct], self.head).softmax(-1)[inverse.flatten()]
+        logits = _logits(self.hidden[distinct], self.head)
+        inverse = inverse.flatten()
+        if self.log_normaliser is None:
+            covered = logits.new_ones(distinct.shape)
+        else:
+            covered = (logits.logsumexp(-1) - self.log_normaliser[distinct]).exp().clamp_max(1.0)
+        return logits.softmax(-1)[inverse], covered[inverse]
 
 
 def _logits(hidden: Tensor, head: Tensor) -> Tensor:
@@ -46,7 +57,7 @@ def _logits(hidden: Tensor, head: Tensor) -> Tensor:
 
 
 class _TokenLoss(torch.autograd.Function):
-    """(weighted sum of all cross-entropies, then without gradient: soft [N, K], hard [N, K], draft columns [N, K])."""
+    """(weighted sum of all cross-entropies, then without gradient: soft, hard and accepted, each [N, K])."""
 
     @staticmethod
     def forward(
@@ -56,6 +67,7 @@ class _TokenLoss(torch.autograd.Function):
         teacher: TeacherRows,
         valid: Tensor,
         settings: ObjectiveSettings,
+        rule: AcceptanceRule,
         blocks_per_chunk: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dtype = teacher.head.dtype
@@ -68,7 +80,7 @@ class _TokenLoss(torch.autograd.Function):
             x_MD = hidden[blocks].flatten(0, 1).to(dtype)
             logits_MC = _logits(x_MD, cast_weight)
             top_M, draft_M = logits_MC.max(-1)
-            p_MC = teacher.probabilities(blocks)
+            p_MC, covered_M = teacher.distribution(blocks)
             label_M1 = teacher.label_columns[blocks].reshape(-1, 1)
             cross_p_M = torch.linalg.vecdot(p_MC, logits_MC)
             at_label_M = logits_MC.gather(-1, label_M1.clamp_min(0))[:, 0]
@@ -76,10 +88,22 @@ class _TokenLoss(torch.autograd.Function):
             log_sum_M = top_M - q_MC.gather(-1, draft_M[:, None])[:, 0].log()
             soft_M, hard_M = log_sum_M - cross_p_M, log_sum_M - at_label_M
 
-            factors = simulate(
-                draft_M.view_as(valid[blocks]),
+            accepted_M = rule(
+                ScoredRows(
+                    draft_columns=draft_M,
+                    draft=q_MC,
+                    target=p_MC,
+                    covered=covered_M,
+                    top_columns=teacher.top_columns[blocks].flatten(),
+                    label_columns=label_M1[:, 0],
+                    first=start * valid.shape[-1],
+                )
+            )
+            factors = loss_factors(
+                accepted_M.view_as(valid[blocks]),
                 teacher.top_columns[blocks],
                 teacher.label_columns[blocks],
+                hard_M.neg().exp().view_as(valid[blocks]),
                 valid[blocks],
                 settings,
             )
@@ -90,17 +114,17 @@ class _TokenLoss(torch.autograd.Function):
             grad_MC = grad_MC.to(dtype)
             grad_hidden[blocks] = (grad_MC @ cast_weight).view_as(grad_hidden[blocks])
             grad_weight += grad_MC.T @ x_MD
-            rows.append((soft_M, hard_M, draft_M))
+            rows.append((soft_M, hard_M, accepted_M))
         ctx.save_for_backward(grad_hidden, grad_weight)
-        soft, hard, draft = (torch.cat(parts).view_as(valid) for parts in zip(*rows, strict=True))
-        ctx.mark_non_differentiable(soft, hard, draft)
-        return loss, soft, hard, draft
+        soft, hard, accepted = (torch.cat(parts).view_as(valid) for parts in zip(*rows, strict=True))
+        ctx.mark_non_differentiable(soft, hard, accepted)
+        return loss, soft, hard, accepted
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad * grad_hidden, grad * grad_weight, None, None, None, None
+        return grad * grad_hidden, grad * grad_weight, None, None, None, None, None
 
 
 def state_loss(
@@ -126,6 +150,7 @@ def chunked_vat_loss(
     valid: Tensor,
     settings: ObjectiveSettings,
     *,
+    rule: AcceptanceRule = greedy_acceptance,
     blocks_per_chunk: int = 64,
     divisor: Tensor | float | None = None,
 ) -> tuple[Tensor, Monitors]:
@@ -137,8 +162,8 @@ def chunked_vat_loss(
     blocks. Returns the scalar loss and the monitors. Blocks that look at the same teacher rows belong side by side.
     """
     valid = valid.cumprod(-1).bool()
-    loss, soft, hard, draft = _TokenLoss.apply(hidden, weight, teacher, valid, settings, blocks_per_chunk)
-    coefficients = simulate(draft, teacher.top_columns, teacher.label_columns, valid, settings)
+    loss, soft, hard, accepted = _TokenLoss.apply(hidden, weight, teacher, valid, settings, rule, blocks_per_chunk)
+    coefficients = loss_factors(accepted, teacher.top_columns, teacher.label_columns, hard.neg().exp(), valid, settings)
     head, head_rows = head_loss(survival_logits, coefficients)
     state, state_rows = state_loss(hidden, teacher, valid, settings)
     monitors = Monitors.of_blocks(

@@ -13,6 +13,7 @@ from pyarrow import ArrowException
 from torch import Tensor
 
 from tierspec.errors import ArtifactError, SettingError
+from tierspec.sampling import RowSampling
 
 _COLUMNS = pa.schema(
     [
@@ -24,17 +25,20 @@ _COLUMNS = pa.schema(
         ("template_hash", pa.string()),
     ]
 )
+_SAMPLED = pa.schema([("top_p", pa.float64()), ("top_k", pa.int64()), ("seed", pa.int64())])
 _BUCKET_STEPS = 16
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt and the target's response; the response is what is supervised. `greedy`: decoded at temperature 0."""
+    """A prompt and the target's response; the response is what is supervised. `greedy`: decoded at temperature 0;
+    `sampling`: how it was decoded, None if the rollouts do not say."""
 
     sample_id: str
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     greedy: bool = False
+    sampling: RowSampling | None = None
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -94,7 +98,8 @@ def read_rollouts(path: Path, max_length: int) -> Rollouts:
                 dropped += 1
                 continue
             cut += len(kept) < len(response)
-            samples.append(Sample(row["sample_id"], prompt, kept, greedy=row["temperature"] == 0.0))
+            greedy = row["temperature"] == 0.0
+            samples.append(Sample(row["sample_id"], prompt, kept, greedy, _sampling(row)))
     if len(origins) > 1:
         raise ArtifactError(f"{path} holds rollouts of several targets or chat templates: {sorted(origins)}")
     if not samples:
@@ -106,13 +111,20 @@ def read_rollouts(path: Path, max_length: int) -> Rollouts:
     return Rollouts(tuple(samples), cut, dropped, target, template_hash)
 
 
+def _sampling(row: dict) -> RowSampling | None:
+    if not all(name in row for name in _SAMPLED.names):
+        return None
+    return RowSampling(row["temperature"], row["top_k"], row["top_p"], row["seed"])
+
+
 def _rows(file: Path) -> Iterable[dict]:
     try:
         there = pq.read_schema(file).names
         missing = [name for name in _COLUMNS.names if name not in there]
         if missing:
             raise ArtifactError(f"{file} is not a rollout file: no column {missing[0]}")
-        table = pq.read_table(file, columns=_COLUMNS.names).cast(_COLUMNS)
+        columns = pa.unify_schemas([_COLUMNS, pa.schema([field for field in _SAMPLED if field.name in there])])
+        table = pq.read_table(file, columns=columns.names).cast(columns)
     except (OSError, ArrowException) as error:
         raise ArtifactError(f"{file} is not a rollout file: {str(error).splitlines()[0]}") from None
     for name, column in zip(table.column_names, table.columns, strict=True):

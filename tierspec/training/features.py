@@ -18,17 +18,20 @@ class SequenceFeatures:
     """Of one sequence of T tokens. Captured states are before the final norm, `last` is after it.
 
     captured [T, F]: the feature layers, concatenated in their order; last [T, E]; top_ids int64 [T]: the target's
-    choice for the next token, -1 for rows where nobody asks for it.
+    choice for the next token, -1 for rows where nobody asks for it; log_normaliser float32 [T]: log-sum-exp of its
+    logits there (0 elsewhere), if it was asked for.
     """
 
     captured: Tensor
     last: Tensor
     top_ids: Tensor
+    log_normaliser: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
         """Memory it holds, in bytes."""
-        return sum(t.numel() * t.element_size() for t in (self.captured, self.last, self.top_ids))
+        tensors = (self.captured, self.last, self.top_ids, self.log_normaliser)
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,15 @@ class TargetFeatures:
     A sequence's features depend on itself alone. Sequences share a forward pass where invariant numerics see to that.
     """
 
-    def __init__(self, decoder: Decoder, layers: Sequence[int], *, max_length: int, cache_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        layers: Sequence[int],
+        *,
+        max_length: int,
+        cache_bytes: int = 0,
+        with_normaliser: bool = False,
+    ) -> None:
         decoder.check_features(layers)
         self._decoder = decoder
         self._layers = tuple(layers)
@@ -59,6 +70,7 @@ class TargetFeatures:
         self._cache = decoder.new_cache(self._rows)
         self._kept: dict[int, SequenceFeatures] = {}
         self._free_bytes = cache_bytes
+        self._with_normaliser = with_normaliser
 
     def __call__(self, requests: Sequence[FeatureRequest]) -> list[SequenceFeatures]:
         """The features of every request, in order."""
@@ -96,17 +108,24 @@ class TargetFeatures:
         lengths = [len(request.token_ids) for request in group]
         captured = torch.cat([hidden.features[layer] for layer in self._layers], -1).split(lengths)
         return [
-            SequenceFeatures(of_layers.clone(), last.clone(), self._top_ids(request, last))
+            SequenceFeatures(of_layers.clone(), last.clone(), *self._choices(request, last))
             for request, of_layers, last in zip(group, captured, hidden.last.split(lengths), strict=True)
         ]
 
-    def _top_ids(self, request: FeatureRequest, last: Tensor) -> Tensor:
+    def _choices(self, request: FeatureRequest, last: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`top_ids` and `log_normaliser` of a sequence."""
         first, ids = request.first_choice, request.token_ids
         top_ids = torch.full((len(ids),), -1, dtype=torch.int64, device=last.device)
+        normaliser = last.new_zeros(len(ids), dtype=torch.float32) if self._with_normaliser else None
         if request.greedy:
             top_ids[first:-1] = torch.tensor(ids[first + 1 :])
-            return top_ids
+            if normaliser is None:
+                return top_ids, None
         for start in range(first, len(ids), _LOGIT_ROWS):
             rows = slice(start, start + _LOGIT_ROWS)
-            top_ids[rows] = greedy_choice(self._decoder.logits(last[rows]))
-        return top_ids
+            logits = self._decoder.logits(last[rows])
+            if not request.greedy:
+                top_ids[rows] = greedy_choice(logits)
+            if normaliser is not None:
+                normaliser[rows] = logits.float().logsumexp(-1)
+        return top_ids, normaliser

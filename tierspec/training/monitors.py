@@ -36,8 +36,8 @@ class Monitors:
         survival_logits: Tensor,
         state: Tensor | None = None,
     ) -> Self:
-        """Every argument [..., K]; `coefficients` as `objective.simulate` returns them; `state` as `state_loss` does,
-        None if it is no part of the loss."""
+        """Every argument [..., K]; `coefficients` as `objective.loss_factors` returns them; `state` as `state_loss`
+        does, None if it is no part of the loss."""
         valid = valid.cumprod(-1).bool()
         soft_on, hard_on = coefficients.soft > 0, coefficients.hard > 0
         rows = (

@@ -2,7 +2,7 @@
 
 Per block: sum_k w_k (soft_k + hard_k) + beta * mean_k BCE_k. Blocks with a valid position are averaged and the whole
 is divided by the sum of the base schedule, so that gradient norms stay comparable between weightings (our choice).
- Where the target's choice is outside a pruned draft vocabulary, the position is rejected, its soft loss is masked
+Where the target's choice is outside a pruned draft vocabulary, the position is rejected, its soft loss is masked
 and its head loss kept; the hard loss is masked where the corpus token is outside (our choice).
 Legend: N blocks, K positions, V target vocabulary, C draft vocabulary.
 """
@@ -15,22 +15,19 @@ from torch import Tensor
 
 from tierspec.config import ObjectiveSettings
 from tierspec.training.monitors import Monitors
-from tierspec.training.simulation import first_rejection, survival
+from tierspec.training.simulation import survival
+from tierspec.training.weighting import adaptive_weights, base_schedule, position_weights
 
-
-def base_schedule(settings: ObjectiveSettings, depth: int) -> Tensor:
-    """Position weights w_1..w_K before any adaptation, float32 [K]; w_1 = 1."""
-    decay = 1.0 if settings.weighting == "uniform" else settings.decay
-    return decay ** torch.arange(depth, dtype=torch.float32)
-
-
-def adaptive_weights(first_rejection: Tensor, base: Tensor) -> Tensor:
-    """Weight 1 through the first rejection, then the base schedule from its start (arXiv 2608.30135 section 4.3).
-
-    first_rejection: int64 [...], 1-based, K + 1 if none; base: [K] with base[0] = 1. Returns [..., K], dtype of base.
-    """
-    positions = torch.arange(1, base.shape[0] + 1, device=base.device)
-    return base[(positions - first_rejection[..., None]).clamp_min(0)]
+__all__ = [
+    "Coefficients",
+    "adaptive_weights",
+    "base_schedule",
+    "columns_of",
+    "head_loss",
+    "loss_factors",
+    "normaliser",
+    "vat_loss",
+]
 
 
 def columns_of(ids: Tensor, target_ids: Tensor | None, vocab_size: int) -> Tensor:
@@ -58,19 +55,23 @@ class Coefficients:
 
 
 @torch.no_grad()
-def simulate(
-    draft_columns: Tensor, top_columns: Tensor, label_columns: Tensor, valid: Tensor, settings: ObjectiveSettings
+def loss_factors(
+    accepted: Tensor,
+    top_columns: Tensor,
+    label_columns: Tensor,
+    label_probability: Tensor,
+    valid: Tensor,
+    settings: ObjectiveSettings,
 ) -> Coefficients:
-    """Greedy verification of the drafter's own choices and the loss factors that follow from it.
+    """What follows for the loss from the outcome of the simulated verification.
 
-    draft_columns, top_columns, label_columns: int64 [..., K], draft columns of the drafter's choice, of the target's
-    choice and of the corpus token (-1: outside the draft vocabulary); valid: bool [..., K].
+    accepted: bool [..., K], what the acceptance rule says of each position by itself; top_columns, label_columns: int64
+    [..., K], draft columns of the target's choice and of the corpus token (-1: outside the draft vocabulary);
+    label_probability: [..., K], what the drafter gives the corpus token; valid: bool [..., K].
     """
     valid = valid.cumprod(-1).bool()
-    accepted = draft_columns == top_columns
     survived = survival(accepted, valid)
-    base = base_schedule(settings, valid.shape[-1]).to(valid.device)
-    weights = adaptive_weights(first_rejection(accepted, valid), base) if settings.weighting == "adaptive" else base
+    weights = position_weights(accepted, label_probability * (label_columns >= 0), valid, settings)
     length = valid.sum(-1, keepdim=True).clamp_min(1)
     beta = settings.head_beta if settings.head else 0.0
     return Coefficients(
@@ -104,22 +105,25 @@ def vat_loss(
     settings: ObjectiveSettings,
     *,
     target_ids: Tensor | None = None,
+    accepted: Tensor | None = None,
 ) -> tuple[Tensor, Monitors]:
     """The objective from full logits; training uses the equal `chunked_vat_loss`.
 
     draft_logits [..., K, C]; target_logits [..., K, V], the target's prediction of the same position; labels int64
     [..., K], corpus tokens; survival_logits [..., K]; valid bool [..., K]; target_ids int64 [C], the target id of every
-    draft column, ascending (None: C = V). Returns the scalar loss and the monitors.
+    draft column, ascending (None: C = V); accepted bool [..., K], the outcome of the acceptance rule (None: of the
+    greedy one). Returns the scalar loss and the monitors.
     """
     vocab_size = target_logits.shape[-1]
     top_columns = columns_of(target_logits.argmax(-1), target_ids, vocab_size)
     label_columns = columns_of(labels, target_ids, vocab_size)
     teacher = target_logits if target_ids is None else target_logits[..., target_ids]
-    coefficients = simulate(draft_logits.argmax(-1), top_columns, label_columns, valid, settings)
-
     log_q = draft_logits.log_softmax(-1)
     soft = -(teacher.detach().softmax(-1) * log_q).sum(-1)
     hard = -log_q.gather(-1, label_columns.clamp_min(0)[..., None])[..., 0]
+    if accepted is None:
+        accepted = draft_logits.argmax(-1) == top_columns
+    coefficients = loss_factors(accepted, top_columns, label_columns, hard.detach().neg().exp(), valid, settings)
     head, head_rows = head_loss(survival_logits, coefficients)
     total = (coefficients.soft * soft + coefficients.hard * hard).sum() + head
     monitors = Monitors.of_blocks(coefficients, valid, soft.detach(), hard.detach(), head_rows, survival_logits)

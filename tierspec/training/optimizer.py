@@ -43,9 +43,14 @@ class GroupClippedAdamW(torch.optim.AdamW):
 
 
 def learning_rate(progress: float, settings: TrainingSettings) -> float:
-    """Rate at a share 0 <= `progress` <= 1 of a run: linear warm-up, then the schedule, which ends at 0."""
+    """Rate at a share 0 <= `progress` <= 1 of a run: linear warm-up, then the schedule; all but constant end at 0."""
     if progress < settings.warmup_ratio:
         return settings.learning_rate * progress / settings.warmup_ratio
     left = (1.0 - progress) / max(1e-9, 1.0 - settings.warmup_ratio)
-    factor = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1.0 - math.cos(math.pi * left))}[settings.schedule]
-    return settings.learning_rate * factor
+    factors = {
+        "constant": 1.0,
+        "linear": left,
+        "cosine": 0.5 * (1.0 - math.cos(math.pi * left)),
+        "wsd": min(1.0, (1.0 - progress) / max(1e-9, settings.decay_ratio)),
+    }
+    return settings.learning_rate * factors[settings.schedule]

@@ -5,13 +5,12 @@ import pytest
 
 from pipelines.training import plan_training
 from pipelines.training.identity import claim_state, refuse_changes
-from pipelines.training.job import WorkerJob
 from pipelines.training.records import ProgressBar, RunLog, read_records
-from pipelines.training.worker import build_trainee
 from tests.support.rollouts import write_tiny_rollouts
 from tierspec.config import Settings
 from tierspec.errors import SettingError
 from tierspec.models import Target
+from tierspec.training.families import build_trainee
 
 
 @pytest.fixture
@@ -66,8 +65,8 @@ def test_the_token_head_has_a_rate_of_its_own(settings: Settings, tiny_target: T
     samples = plan_training(settings, output=output_of(settings)).samples
 
     def rates(*overrides: str) -> dict[str, float]:
-        job = WorkerJob(settings.override("training.lm_head_rate=0.25", *overrides), samples, (), Path())
-        groups = build_trainee(job, tiny_target)[0].parameter_groups()
+        changed = settings.override("training.lm_head_rate=0.25", *overrides)
+        groups = build_trainee(changed, tiny_target, samples)[0].parameter_groups()
         return {group["name"]: group["rate"] for group in groups}
 
     assert rates() == {"drafter": 1.0, "lm_head": 0.25, "verification_head": 1.0}

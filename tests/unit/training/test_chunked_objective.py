@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tierspec.config import ObjectiveSettings
+from tierspec.training.acceptance import ScoredRows, greedy_acceptance
 from tierspec.training.chunked_objective import TeacherRows, chunked_vat_loss
 from tierspec.training.objective import columns_of, normaliser, vat_loss
 
@@ -29,6 +32,7 @@ class Case:
         with torch.no_grad():
             agree = torch.rand(N, K, generator=g) < 0.6
             self.hidden[agree & (top >= 0)] = 4 * self.weight[top[agree & (top >= 0)]]
+        self.full_head = head
         self.teacher = TeacherRows(teacher_hidden, rows, top, columns_of(self.labels, target_ids, V), head[target_ids])
 
     def whole(self, settings: ObjectiveSettings) -> tuple[torch.Tensor, dict[str, float]]:
@@ -59,10 +63,13 @@ class Case:
     "settings",
     [
         ObjectiveSettings(),
-        ObjectiveSettings(hard=False, weighting="geometric", head=False),
-        ObjectiveSettings(soft=False, weighting="uniform", head_beta=0.3),
+        ObjectiveSettings(hard=False, weighting="fixed", head=False),
+        ObjectiveSettings(soft=False, weighting="fixed", schedule="uniform", head_beta=0.3),
+        ObjectiveSettings(schedule="exponential", gamma=2.0),
+        ObjectiveSettings(weighting="cutoff"),
+        ObjectiveSettings(soft=False, weighting="d-pace", head=False),
     ],
-    ids=["vat", "eagle", "hard"],
+    ids=["vat", "eagle", "hard", "exponential", "cutoff", "d-pace"],
 )
 def test_chunks_equal_the_whole(settings: ObjectiveSettings, chunk: int) -> None:
     case = Case(torch.float32)
@@ -75,6 +82,50 @@ def test_chunks_equal_the_whole(settings: ObjectiveSettings, chunk: int) -> None
         torch.autograd.grad(loss, case.leaves), torch.autograd.grad(expected, case.leaves), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [2, N])
+def test_any_acceptance_rule_sees_every_row_once_and_decides(chunk: int) -> None:
+    case = Case(torch.float64)
+    drawn = torch.rand(N, K, generator=torch.Generator().manual_seed(4)) < 0.7
+    parts = iter(drawn.flatten().split(chunk * K))
+    whole = vat_loss(
+        case.hidden @ case.weight.T,
+        case.target_logits,
+        case.labels,
+        case.survival,
+        case.valid,
+        ObjectiveSettings(),
+        target_ids=case.ids,
+        accepted=drawn,
+    )
+    leaves = (case.hidden, case.weight, case.survival)
+    loss, monitors = chunked_vat_loss(
+        *leaves,
+        case.teacher,
+        case.valid,
+        ObjectiveSettings(),
+        rule=lambda rows: next(parts),
+        blocks_per_chunk=chunk,
+    )
+    assert loss.item() == pytest.approx(whole[0].item(), rel=1e-9)
+    assert monitors.scalars() == pytest.approx(whole[1].scalars())
+
+
+def test_rules_see_the_distributions_of_both_models() -> None:
+    case = Case(torch.float64)
+    teacher = replace(case.teacher, log_normaliser=(case.teacher.hidden @ case.full_head.T).logsumexp(-1))
+    seen: list[ScoredRows] = []
+
+    def watch(rows: ScoredRows) -> torch.Tensor:
+        seen.append(replace(rows, draft=rows.draft.clone(), target=rows.target.clone()))
+        return greedy_acceptance(rows)
+
+    chunked_vat_loss(*case.leaves, teacher, case.valid, ObjectiveSettings(), rule=watch, blocks_per_chunk=N)
+    p = case.target_logits.softmax(-1)[..., case.ids].flatten(0, 1)
+    torch.testing.assert_close(seen[0].target * seen[0].covered[:, None], p)
+    torch.testing.assert_close(seen[0].covered, p.sum(-1))
+    torch.testing.assert_close(seen[0].draft, (case.hidden @ case.weight.T).softmax(-1).flatten(0, 1))
 
 
 def test_gradcheck() -> None:

@@ -9,10 +9,11 @@ from tests.support.drafters import DEPTH, drafter_of, random_trainee, tiny_decod
 from tierspec.config import ObjectiveSettings, TrainingSettings
 from tierspec.models import Decoder, Step
 from tierspec.training.data import Sample, sample_anchors, token_counts
-from tierspec.training.eagle3 import Eagle3Batch, Eagle3Trainee
+from tierspec.training.eagle3 import Eagle3Trainee
 from tierspec.training.features import FeatureRequest, TargetFeatures
 from tierspec.training.objective import vat_loss
 from tierspec.training.optimizer import GroupClippedAdamW, learning_rate
+from tierspec.training.trainee import AnchorBatch
 from tierspec.training.walk import walk
 
 PROMPTS, RESPONSES = (3, 9, 5), (12, 2, 30)
@@ -47,7 +48,7 @@ def features_for(decoder: Decoder, trainee: Eagle3Trainee) -> TargetFeatures:
     return TargetFeatures(decoder, trainee.drafter.config.feature_layers, max_length=128, cache_bytes=1 << 20)
 
 
-def batch_of(decoder: Decoder, trainee: Eagle3Trainee, samples: list[Sample], count: int = 100) -> Eagle3Batch:
+def batch_of(decoder: Decoder, trainee: Eagle3Trainee, samples: list[Sample], count: int = 100) -> AnchorBatch:
     features = features_for(decoder, trainee)
     captured = features([FeatureRequest(i, s.token_ids, s.first_anchor) for i, s in enumerate(samples)])
     return trainee.collate(samples, captured, [sample_anchors(s, count, (0, i)) for i, s in enumerate(samples)])
@@ -138,8 +139,7 @@ def test_both_losses_reach_the_first_layer(decoder: Decoder, samples: list[Sampl
     assert trainee.take_gradient_norms() == {}
     only_head = random_trainee(decoder)
     batch = batch_of(decoder, only_head, samples)
-    hidden = only_head.drafter.unroll(batch.captured_BTF, batch.embedded_BTD, batch.anchors_BA, DEPTH)
-    only_head.verification_head(hidden).sum().backward()
+    only_head.verification_head(only_head.states(batch)).sum().backward()
     assert only_head.drafter.fc.weight.grad is not None and only_head.drafter.fc.weight.grad.any()
 
 
@@ -204,3 +204,10 @@ def test_learning_rate(schedule: str) -> None:
         assert rates[100] == 1.0
     else:
         assert rates[55] == pytest.approx(0.5) and rates[100] == 0
+
+
+def test_wsd_stays_at_its_peak_and_then_falls() -> None:
+    settings = TrainingSettings(learning_rate=1.0, warmup_ratio=0.1, schedule="wsd", decay_ratio=0.2)
+    rates = [learning_rate(step / 100, settings) for step in range(101)]
+    assert rates[5] == pytest.approx(0.5) and min(rates[10:81]) == pytest.approx(1.0)
+    assert rates[90] == pytest.approx(0.5) and rates[100] == 0

@@ -1,14 +1,10 @@
-import math
-
 import pytest
 import torch
 
 from tierspec.config import ObjectiveSettings
-from tierspec.training.objective import adaptive_weights, base_schedule, vat_loss
+from tierspec.training.objective import adaptive_weights, vat_loss
 
 N, K, V = 6, 5, 17
-DFLASH_WEIGHTS = [1, 0.8669, 0.7515, 0.6514, 0.5647, 0.4895, 0.4244, 0.3679, 0.3189]
-DFLASH_WEIGHTS += [0.2765, 0.2397, 0.2077, 0.1801, 0.1561, 0.1353]
 
 
 def blocks(seed: int = 0, vocab: int = V, columns: int = V) -> dict[str, torch.Tensor]:
@@ -21,38 +17,6 @@ def blocks(seed: int = 0, vocab: int = V, columns: int = V) -> dict[str, torch.T
         "survival_logits": torch.randn(N, K, generator=g, dtype=torch.float64),
         "valid": torch.ones(N, K, dtype=torch.bool),
     }
-
-
-@pytest.mark.parametrize(
-    ("base", "star", "expected"),
-    [
-        ("eagle", 1, [1, 0.8, 0.64, 0.512, 0.4096, 0.3277, 0.2621]),
-        ("eagle", 3, [1, 1, 1, 0.8, 0.64, 0.512, 0.4096]),
-        ("eagle", 7, [1] * 7),
-        ("eagle", 8, [1] * 7),
-        (
-            "dflash",
-            1,
-            DFLASH_WEIGHTS,
-        ),
-        ("dflash", 15, [1] * 15),
-        ("dflash", 16, [1] * 15),
-    ],
-)
-def test_check_values_of_the_adaptive_weights(base: str, star: int, expected: list[float]) -> None:
-    depth = len(expected)
-    decay = 0.8 if base == "eagle" else math.exp(-1 / 7)
-    weights = adaptive_weights(torch.tensor(star), decay ** torch.arange(depth, dtype=torch.float64))
-    assert weights.tolist() == pytest.approx(expected, abs=5e-5)
-
-
-def test_sums_of_the_check_values() -> None:
-    eagle = base_schedule(ObjectiveSettings(decay=0.8), 7)
-    dflash = base_schedule(ObjectiveSettings(decay=math.exp(-1 / 7)), 15)
-    sums = [adaptive_weights(torch.tensor(s), eagle).sum().item() for s in (1, 3, 7)]
-    assert sums == pytest.approx([3.951, 5.362, 7], abs=1e-3)
-    sums = [adaptive_weights(torch.tensor(s), dflash).sum().item() for s in (1, 4, 15)]
-    assert sums == pytest.approx([6.631, 9.159, 15], abs=1e-3)
 
 
 def test_formula_of_one_block_by_hand() -> None:
@@ -84,12 +48,16 @@ def test_the_targets_own_logits_survive_everywhere() -> None:
 def test_all_weightings_agree_on_a_one_position_block_and_differ_after_acceptance() -> None:
     data = blocks()
     data["draft_logits"] = data["target_logits"] * 0.5
+    sums = {"geometric": sum(0.8**k for k in range(K)), "uniform": K}
     losses = {
-        w: vat_loss(**data, settings=ObjectiveSettings(weighting=w, head=False))[0].item() * scale
-        for w, scale in (("adaptive", sum(0.8**k for k in range(K))), ("geometric", 1.0), ("uniform", K))
+        (weighting, schedule): vat_loss(
+            **data, settings=ObjectiveSettings(weighting=weighting, schedule=schedule, head=False)
+        )[0].item()
+        * sums[schedule]
+        for weighting, schedule in (("adaptive", "geometric"), ("fixed", "geometric"), ("fixed", "uniform"))
     }
-    assert losses["adaptive"] == pytest.approx(losses["uniform"], rel=1e-6)
-    assert losses["geometric"] < losses["adaptive"]
+    assert losses["adaptive", "geometric"] == pytest.approx(losses["fixed", "uniform"], rel=1e-6)
+    assert losses["fixed", "geometric"] < losses["adaptive", "geometric"]
 
 
 def test_the_head_alone_reaches_the_drafter_and_weights_carry_no_gradient() -> None:

@@ -1,0 +1,51 @@
+"""Settings of drafting and decoding."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from tierspec.settings.group import Count, Fraction, Group
+
+
+class SuffixSettings(Group):
+    """Suffix cache draft, chain mode (SuffixDecoding, arXiv 2411.04975)."""
+
+    max_depth: Count = Field(64, description="longest context matched, in tokens")
+    min_probability: Fraction = Field(0.1, description="a draft ends where its probability falls below this")
+    factor: float = Field(1.0, ge=0.0, description="draft tokens per matched token")
+    offset: float = Field(0.0, description="draft tokens on top of factor times the matched length")
+    max_tokens: Count = Field(10, description="longest suffix draft in tokens")
+
+
+class DraftSettings(Group):
+    source: Literal["auto", "suffix", "neural", "none"] = Field(
+        "auto", description="auto: the suffix cache where its match is long enough, else the neural drafter"
+    )
+    max_tokens: Count = Field(3, description="tokens the neural drafter proposes per round")
+    match_length: Count = Field(4, description="shortest suffix match that auto prefers to the neural drafter")
+    suffix: SuffixSettings = Field(SuffixSettings(), description="suffix cache")
+
+    @model_validator(mode="after")
+    def _match_is_reachable(self) -> Self:
+        if self.match_length > self.suffix.max_depth:
+            raise ValueError(
+                f"draft.match_length is {self.match_length}, but no match is longer than draft.suffix.max_depth "
+                f"({self.suffix.max_depth}): lower the first or raise the second"
+            )
+        return self
+
+
+class DecodingSettings(Group):
+    max_running: Count = Field(64, description="sequences decoded at once")
+    token_budget: int = Field(32768, ge=128, description="tokens the KV cache holds over all sequences")
+    prefill_tokens: int = Field(512, ge=2, description="prompt rows forwarded per tick")
+    groups: int = Field(1, ge=1, le=2, description="2: draft for one half while the other half is verified")
+
+    @model_validator(mode="after")
+    def _every_sequence_fits(self) -> Self:
+        if self.token_budget < 64 * self.max_running:
+            raise ValueError(
+                f"decoding.token_budget is {self.token_budget}, less than a page of 64 tokens for each of "
+                f"decoding.max_running = {self.max_running} sequences: raise it to {64 * self.max_running} or more"
+            )
+        return self
