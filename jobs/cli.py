@@ -3,7 +3,7 @@
 import runpy
 import sys
 
-JOBS = ("rollout", "train", "evaluate", "serve", "demo")
+JOBS = ("rollout", "train", "ablate", "evaluate", "serve", "demo")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from tierspec.errors import SettingError
+from tierspec.settings.ablation import AblationSettings
 from tierspec.settings.decoding import DecodingSettings, DraftSettings, SuffixSettings
 from tierspec.settings.file import Tree, apply_override, read_yaml, validate
 from tierspec.settings.group import Count, CountOrZero, Cpus, Gpus, Group, NodeResource, Threads
@@ -19,6 +20,7 @@ from tierspec.settings.training import OBJECTIVES, DrafterSettings, ObjectiveSet
 
 __all__ = [
     "OBJECTIVES",
+    "AblationSettings",
     "DecodingSettings",
     "DraftSettings",
     "DrafterSettings",
@@ -155,6 +157,7 @@ class Settings(Group):
     rollout: RolloutSettings = Field(RolloutSettings(), description="the target's answers")
     drafter: DrafterSettings = Field(DrafterSettings(), description="the neural drafter")
     training: TrainingSettings = Field(TrainingSettings(), description="drafter training")
+    ablation: AblationSettings = Field(AblationSettings(), description="ways to train, compared")
     draft: DraftSettings = Field(DraftSettings(), description="drafting while decoding")
     decoding: DecodingSettings = Field(DecodingSettings(), description="continuous batching")
     evaluation: EvaluationSettings = Field(EvaluationSettings(), description="measuring")

@@ -8,7 +8,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from tierspec.artifacts import atomic_write_json, read_json
+from tierspec.artifacts import atomic_write_json, read_json, sha256_of
 from tierspec.config import Settings
 from tierspec.errors import ArtifactError, SettingError
 from tierspec.training.data import Sample
@@ -43,10 +43,20 @@ def training_identity(settings: Settings, samples: Iterable[Sample]) -> dict[str
         "run.seed": values["run"]["seed"],
         **{f"target.{name}": values["target"][name] for name in ("source", "dtype", "numerics")},
         **{f"drafter.{name}": value for name, value in values["drafter"].items()},
-        **{f"training.{name}": value for name, value in shaping.items() if name != "objective"},
+        **{f"training.{name}": value for name, value in shaping.items() if name not in ("objective", "warm_start")},
+        "training.warm_start": _weights_digest(shaping["warm_start"]),
         **{f"training.objective.{name}": value for name, value in shaping["objective"].items()},
         "rollouts": digest.hexdigest(),
     }
+
+
+def _weights_digest(directory: str) -> str:
+    if not directory:
+        return ""
+    weights = Path(directory).expanduser() / "model.safetensors"
+    if not weights.is_file():
+        raise SettingError(f"training.warm_start is {directory}: no model.safetensors there")
+    return sha256_of(weights)
 
 
 def refuse_changes(state: Path, identity: dict[str, Any]) -> None:

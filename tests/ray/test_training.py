@@ -12,9 +12,7 @@ import torch
 
 from pipelines.cluster import ray_session
 from pipelines.training import train_drafter
-from pipelines.training.job import WorkerJob
 from pipelines.training.records import read_records
-from pipelines.training.worker import build_trainee
 from tests.support.rollouts import write_tiny_rollouts
 from tierspec.artifacts import write_provenance
 from tierspec.config import Settings, load_settings
@@ -23,6 +21,7 @@ from tierspec.drafters.eagle3 import read_eagle3
 from tierspec.errors import SettingError
 from tierspec.models import Target
 from tierspec.training.data import DataOrder, read_rollouts, sample_anchors
+from tierspec.training.families import build_trainee
 from tierspec.training.features import FeatureRequest, TargetFeatures
 from tierspec.training.optimizer import GroupClippedAdamW
 from tierspec.training.walk import walk
@@ -163,7 +162,7 @@ def test_workers_and_micro_batches_give_the_steps_of_one_plain_batch(line: Line,
 
     settings = line.settings("ranks", *overrides)
     training, samples = settings.training, read_rollouts(line.rollouts / "train", 128).samples
-    trainee, _ = build_trainee(WorkerJob(settings, samples, (), line.root), tiny_target)
+    trainee, _ = build_trainee(settings, tiny_target, samples)
     features = TargetFeatures(tiny_target.decoder, trainee.drafter.config.feature_layers, max_length=128)
     optimizer = GroupClippedAdamW(trainee.parameter_groups(), training)
     order = DataOrder([len(sample.token_ids) for sample in samples], 4, settings.run.seed)

@@ -2,12 +2,12 @@
 
 import json
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from tierspec.artifacts import atomic_write_json, atomic_write_text
+from tierspec.evaluation.page import render_page
 
 METHOD_LABELS = {
     "autoregressive": "autoregressive",
@@ -31,16 +31,8 @@ def write_report(directory: Path, report: dict[str, Any]) -> Path:
 
 def render_html(report: dict[str, Any]) -> str:
     """The report as one HTML page that loads nothing from elsewhere."""
-    environment = Environment(
-        loader=PackageLoader("tierspec.evaluation", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": number, "label": label}
-    template = environment.get_template("report.html.j2")
-    return template.render(report=report, notes=notes(report), raw=json.dumps(report, indent=1))
+    filters: dict[str, Callable[..., str]] = {"number": number, "label": label}
+    return render_page("report", filters, report=report, notes=notes(report), raw=json.dumps(report, indent=1))
 
 
 def render_table(report: dict[str, Any]) -> str:
@@ -50,13 +42,13 @@ def render_table(report: dict[str, Any]) -> str:
         prompts = next(iter(methods.values()))["prompts"] if methods else 0
         rows = [_row(method, entry) for method, entry in methods.items()]
         looping = report["looping"].get(name, 0)
-        blocks.append(f"{name}: {prompts} prompts, {looping} looping\n" + _aligned([COLUMNS, *rows]))
+        blocks.append(f"{name}: {prompts} prompts, {looping} looping\n" + aligned([COLUMNS, *rows]))
     if len(report["sets"]) > 1:
         means = [
             (label(method), number(value), number(report["geomean_non_looping"].get(method)))
             for method, value in report["geomean"].items()
         ]
-        blocks.append("geometric mean of speedups\n" + _aligned([("method", "all", "not looping"), *means]))
+        blocks.append("geometric mean of speedups\n" + aligned([("method", "all", "not looping"), *means]))
     small_print = "\n".join(
         textwrap.fill(note, 118, initial_indent="- ", subsequent_indent="  ") for note in notes(report)
     )
@@ -113,7 +105,8 @@ def _row(method: str, entry: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> str:
+def aligned(rows: list[tuple[str, ...]]) -> str:
+    """Rows of cells as text, the first column to the left, the others to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

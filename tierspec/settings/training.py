@@ -97,6 +97,9 @@ class TrainingSettings(Group):
     initialize_from_target: bool = Field(
         True, description="start the draft layer from the target's last layer and its head from the target's head"
     )
+    warm_start: str = Field(
+        "", description="folder of a drafter of the same shape to start from; empty: as initialize_from_target says"
+    )
     feature_cache_mb: CountOrZero = Field(
         1024, description="memory per worker for target features kept from one epoch to the next"
     )

@@ -20,10 +20,12 @@ _ROWS_IN_FLIGHT = 8192
 
 @dataclass(frozen=True)
 class Walk:
-    """`accepted[k]`: rounds in which draft position k + 1 was accepted; a round drafts K = len(accepted) tokens."""
+    """`accepted[k]`: rounds in which draft position k + 1 was accepted; a round drafts K = len(accepted) tokens.
+    `by_sample`: (rounds, accepted tokens) of every sample, in their order."""
 
     rounds: int
     accepted: tuple[int, ...]
+    by_sample: tuple[tuple[int, int], ...] = ()
 
     @property
     def accept_len(self) -> float:
@@ -39,7 +41,8 @@ class Walk:
 
 def walk(drafter: Drafter, features: TargetFeatures, samples: Sequence[Sample], max_tokens: int) -> Walk:
     """Drafts `max_tokens` a round along each sample's response, as long as the response covers a whole round."""
-    rounds, accepted = 0, [0] * max_tokens
+    accepted = [0] * max_tokens
+    by_sample = [(0, 0)] * len(samples)
     pending = list(enumerate(samples))
     while pending:
         group: list[_Text] = []
@@ -54,21 +57,22 @@ def walk(drafter: Drafter, features: TargetFeatures, samples: Sequence[Sample], 
             proposals = state.propose([text.request(max_tokens) for text in live])
             for text, drafts in zip(live, proposals, strict=True):
                 length = text.advance(drafts)
-                rounds += 1
+                rounds, tokens = by_sample[text.number]
+                by_sample[text.number] = rounds + 1, tokens + length
                 for k in range(length):
                     accepted[k] += 1
             for text in live:
                 if not text.has_round(max_tokens):
                     state.release(text.name)
             live = [text for text in live if text.has_round(max_tokens)]
-    return Walk(rounds, tuple(accepted))
+    return Walk(sum(rounds for rounds, _ in by_sample), tuple(accepted), tuple(by_sample))
 
 
 class _Text:
     """A response being walked: the first `committed` tokens are known, the first `held` rows are with the drafter."""
 
     def __init__(self, drafter: Drafter, features: TargetFeatures, number: int, sample: Sample) -> None:
-        self.name = str(number)
+        self.number, self.name = number, str(number)
         self._ids = sample.token_ids
         (found,) = features([FeatureRequest(number, self._ids, len(self._ids))])
         pieces = found.captured.chunk(len(drafter.feature_layers), -1)

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from pipelines.training import plan_training
 from pipelines.training.identity import claim_state, refuse_changes
@@ -71,6 +72,29 @@ def test_the_token_head_has_a_rate_of_its_own(settings: Settings, tiny_target: T
 
     assert rates() == {"drafter": 1.0, "lm_head": 0.25, "verification_head": 1.0}
     assert rates("training.initialize_from_target=false")["lm_head"] == 1.0
+
+
+def test_a_warm_start_has_the_weights_and_the_vocabulary_of_the_drafter_it_names(
+    settings: Settings, tiny_target: Target, tmp_path: Path
+) -> None:
+    samples = plan_training(settings, output=output_of(settings)).samples
+    first, _ = build_trainee(settings, tiny_target, samples)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.copy_(torch.randn(parameter.shape).bfloat16())
+    first.save(tmp_path, first.drafter.state_dict(), first.verification_head.state_dict())
+    warm = settings.override(f"training.warm_start={tmp_path}", "training.depth=2", "run.seed=9")
+    second, coverage = build_trainee(warm, tiny_target, samples[:1])
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert torch.equal(first.vocabulary.target_ids, second.vocabulary.target_ids) and coverage > 0.9
+
+    with pytest.raises(SettingError, match=r"^training\.warm_start: .* draft_vocab_size 256, but these"):
+        build_trainee(warm.override("drafter.draft_vocab_size=64"), tiny_target, samples)
+    with pytest.raises(SettingError, match=r"^training\.warm_start is .*: no model\.safetensors there"):
+        plan_training(settings.override("training.warm_start=nowhere"), output=output_of(settings))
+    identity = plan_training(warm, output=output_of(settings)).identity
+    (tmp_path / "model.safetensors").write_bytes(b"other")
+    assert plan_training(warm, output=output_of(settings)).identity != identity
 
 
 def test_a_state_is_gone_on_from_only_with_what_shaped_it(settings: Settings) -> None:

@@ -52,6 +52,7 @@ def test_rounds_follow_what_was_accepted(tmp_path_factory: pytest.TempPathFactor
     assert result.rounds == 5
     assert result.accepted == (4, 2, 1)
     assert result.accept_len == 1 + 7 / 5
+    assert result.by_sample == ((4, 6), (1, 1), (0, 0))
     assert result.per_position_acceptance == [4 / 5, 2 / 4, 1 / 2]
     rows = [(r.base, len(r.token_ids)) for r in drafter.requests if r.sequence_id == "0"]
     assert rows == [(0, 2), (2, 3), (5, 1), (6, 4)]
