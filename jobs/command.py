@@ -7,9 +7,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
 from tierspec.artifacts import run_directory, write_provenance
@@ -18,6 +18,7 @@ from tierspec.errors import SettingError
 
 EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 130
+_NO_FLAGS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclasses.dataclass
@@ -26,6 +27,7 @@ class JobContext:
 
     name: str
     argv: Sequence[str]
+    flags: frozenset[str] = frozenset()
     stop_signals: int = 0
 
     def stop_requested(self) -> bool:
@@ -46,18 +48,21 @@ class JobContext:
 JobMain = Callable[[Settings, JobContext], dict[str, Any]]
 
 
-def run_job(name: str, main: JobMain) -> NoReturn:
-    """Run `main` as `python -m jobs.<name>` and exit: 0 done, 2 bad input, 130 stopped on request, 1 failed."""
-    sys.exit(execute(name, main, sys.argv[1:]))
+def run_job(name: str, main: JobMain, flags: Mapping[str, str] = _NO_FLAGS) -> NoReturn:
+    """Run `main` as `python -m jobs.<name>` and exit: 0 done, 2 bad input, 130 stopped on request, 1 failed.
+
+    `flags`: options of this job without a value, each with its help; those given are in the context.
+    """
+    sys.exit(execute(name, main, sys.argv[1:], flags))
 
 
-def execute(name: str, main: JobMain, arguments: Sequence[str]) -> int:
+def execute(name: str, main: JobMain, arguments: Sequence[str], flags: Mapping[str, str] = _NO_FLAGS) -> int:
     """`run_job` without the exit. `main` returns the job's result; JSON values only.
 
     With --json the result is the last line of standard output and everything else goes to standard error; without it
     the result's plain values are summed up in one line on standard error.
     """
-    options = _parser(name).parse_intermixed_args(arguments)
+    options = _parser(name, flags).parse_intermixed_args(arguments)
     try:
         settings = load_settings(options.config, options.overrides)
         if options.print_config:
@@ -65,7 +70,8 @@ def execute(name: str, main: JobMain, arguments: Sequence[str]) -> int:
             return 0
         if not (settings.ray.address or os.environ.get("RAY_ADDRESS")):
             os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a local Ray >= 2.59 would turn token auth on by itself
-        context = JobContext(name, ["python", "-m", f"jobs.{name}", *arguments])
+        given = frozenset(flag for flag in flags if getattr(options, flag))
+        context = JobContext(name, ["python", "-m", f"jobs.{name}", *arguments], given)
         standard_output = sys.stdout
         with _stop_signals(context), _everything_to_stderr(options.json):
             result = main(settings, context)
@@ -86,12 +92,14 @@ def execute(name: str, main: JobMain, arguments: Sequence[str]) -> int:
     return EXIT_STOPPED if context.stop_requested() else 0
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
+def _parser(name: str, flags: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"tierspec {name}", allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="YAML preset; without it the defaults hold")
     parser.add_argument("overrides", nargs="*", metavar="group.key=value", help="settings that override the preset")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, last line of standard output")
     parser.add_argument("--print-config", action="store_true", help="print the resolved settings and stop")
+    for flag, meaning in flags.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=meaning)
     return parser
 
 

@@ -56,6 +56,11 @@ class DrafterEngine:
             self._engine.enable_backward_allreduce = False  # it would copy all gradients twice, to itself
         self._trainee, self._world = trainee, world_size
 
+    @property
+    def holds_whole_weights(self) -> bool:
+        """Whether this rank can run the trainee by itself: ZeRO-3 leaves each a share of the weights."""
+        return self._stage < 3
+
     def loss_divisor(self, blocks: float) -> float:
         """What a micro-batch's sum over blocks is divided by, so that the step averages over all `blocks` of all
         ranks and micro-batches: the engine averages over those two by itself."""

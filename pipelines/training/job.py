@@ -8,6 +8,7 @@ from tierspec.training.data import Sample
 
 BEST, CHECKPOINTS, INFERENCE = "best", "checkpoints", "inference"
 LOG, METRICS, RESULT, STOP_FILE = "metrics.jsonl", "metrics.json", "result.json", "stop"
+SAMPLE, PAGE = "sample.json", "training.html"
 PROVENANCE = ("run.yaml", "command.txt", "versions.json")
 
 

@@ -9,28 +9,32 @@ from typing import Any
 import ray.train
 
 from pipelines.training.engine import DrafterEngine, Progress
-from pipelines.training.job import BEST, INFERENCE, METRICS, PROVENANCE, WorkerJob
+from pipelines.training.job import BEST, INFERENCE, METRICS, PROVENANCE, SAMPLE, WorkerJob
 from pipelines.training.records import RunLog
 from tierspec.artifacts import atomic_directory, atomic_write_json
-from tierspec.models import Decoder
-from tierspec.training.features import TargetFeatures
+from tierspec.evaluation.training_page import readable_sample
+from tierspec.models import Target
+from tierspec.training.data import Sample
+from tierspec.training.features import FeatureRequest, TargetFeatures
+from tierspec.training.token_view import token_view
 from tierspec.training.trainee import Trainee
 from tierspec.training.walk import walk
 
 _HELDOUT_CACHE_BYTES = 2**30
+_SHOWN = -1  # key of the shown sample's features; the walk numbers its own, without choices, from 0
 
 
 class Keeper:
     """All ranks call every method alike; only the first writes, apart from each rank's part of the training state."""
 
     def __init__(
-        self, job: WorkerJob, trainee: Trainee, engine: DrafterEngine, decoder: Decoder, log: RunLog | None
+        self, job: WorkerJob, trainee: Trainee, engine: DrafterEngine, target: Target, log: RunLog | None
     ) -> None:
         """`log`: only the first rank has one."""
         self._state, self._heldout = job.state, job.heldout
-        self._trainee, self._engine, self._decoder, self._log = trainee, engine, decoder, log
+        self._trainee, self._engine, self._target, self._log = trainee, engine, target, log
         self._features = TargetFeatures(
-            decoder,
+            target.decoder,
             trainee.feature_layers,
             max_length=job.settings.training.max_length,
             cache_bytes=_HELDOUT_CACHE_BYTES,
@@ -45,7 +49,7 @@ class Keeper:
         began = time.perf_counter()
         accept_len = 0.0
         if self._heldout:
-            drafter = self._trainee.pack(weights[0], self._decoder)
+            drafter = self._trainee.pack(weights[0], self._target.decoder)
             result = walk(drafter, self._features, self._heldout, self._trainee.depth)
             accept_len = result.accept_len
             self._measured = {
@@ -61,6 +65,8 @@ class Keeper:
             with atomic_directory(self._state / BEST) as directory:
                 self._trainee.save(directory, *weights)
                 atomic_write_json(directory / METRICS, self._metrics(progress, scalars))
+                if self._heldout and self._engine.holds_whole_weights:
+                    atomic_write_json(directory / SAMPLE, self._sample(self._heldout[0]))
 
     def save(self, progress: Progress, scalars: dict[str, float], report: dict[str, Any]) -> None:
         """A checkpoint: every rank saves its state and reports; the first adds the drafter, its origin and metrics."""
@@ -78,6 +84,12 @@ class Keeper:
             ray.train.report(report, checkpoint=ray.train.Checkpoint.from_directory(str(directory)))
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+    def _sample(self, sample: Sample) -> dict[str, Any]:
+        request = FeatureRequest(_SHOWN, sample.token_ids, sample.first_anchor, sample.greedy)
+        (features,) = self._features([request])
+        view = token_view(self._trainee, features, sample)
+        return readable_sample(view, self._target.tokenizer.decode)
 
     def _metrics(self, progress: Progress, scalars: dict[str, float]) -> dict[str, Any]:
         position = {"step": progress.step, "tokens": progress.tokens, "elapsed_s": progress.elapsed_s}

@@ -17,12 +17,24 @@ from ray.train.v2.api.exceptions import WorkerGroupError
 from pipelines.cluster import named_address, ray_session, worker_gpus
 from pipelines.rollouts.directory import MANIFEST
 from pipelines.training.identity import claim_state, refuse_changes, training_identity
-from pipelines.training.job import BEST, CHECKPOINTS, LOG, METRICS, PROVENANCE, RESULT, STOP_FILE, WorkerJob
-from pipelines.training.records import ProgressBar
+from pipelines.training.job import (
+    BEST,
+    CHECKPOINTS,
+    LOG,
+    METRICS,
+    PAGE,
+    PROVENANCE,
+    RESULT,
+    SAMPLE,
+    STOP_FILE,
+    WorkerJob,
+)
+from pipelines.training.records import ProgressBar, read_records
 from pipelines.training.worker import run_worker
-from tierspec.artifacts import atomic_directory, atomic_write_json, read_json, run_directory
+from tierspec.artifacts import atomic_directory, atomic_write_json, atomic_write_text, read_json, run_directory
 from tierspec.config import Settings
 from tierspec.errors import SettingError
+from tierspec.evaluation.training_page import render_training_page
 from tierspec.training.data import Rollouts, Sample, read_rollouts
 
 Stop = Callable[[], bool]
@@ -99,9 +111,9 @@ def train_drafter(
     """Train the drafter of `settings` on the rollouts of a directory; `output` is complete when it is finished.
 
     `output` gets the drafter (config.json, model.safetensors) of the evaluation with the best held-out accept length,
-    metrics.json, metrics.jsonl (every step) and result.json, whose content is returned. The state is kept beside it,
-    in `training`: an interrupted run, or one with a larger budget, goes on from its last checkpoint, bit for bit as if
-    it had never stopped; a finished one is not repeated.
+    metrics.json, metrics.jsonl (every step), training.html and result.json, whose content is returned. The state is
+    kept beside it, in `training`: an interrupted run, or one with a larger budget, goes on from its last checkpoint,
+    bit for bit as if it had never stopped; a finished one is not repeated.
 
     Args:
         rollouts: by default `rollouts/train` of the run.
@@ -251,6 +263,9 @@ def _publish(plan: TrainingPlan, result: dict[str, Any], settings: Settings) -> 
     with atomic_directory(plan.output) as directory:
         _copy([file.name for file in (plan.state / BEST).iterdir()], plan.state / BEST, directory)
         _copy((LOG, *PROVENANCE), plan.state, directory)
+        sample = read_json(directory / SAMPLE) if (directory / SAMPLE).exists() else None
+        page = render_training_page(result, read_records(directory / LOG), sample)
+        atomic_write_text(directory / PAGE, page)
         atomic_write_json(directory / RESULT, {**result, "identity": plan.identity, "budget": _budget(settings)})
 
 

@@ -8,6 +8,7 @@ import ray.train
 
 from pipelines.training.engine import DrafterEngine, Progress, agree
 from pipelines.training.environment import prepare_process
+from pipelines.training.forecast import STATE_BYTES_PER_PARAMETER
 from pipelines.training.job import LOG, STOP_FILE, WorkerJob
 from pipelines.training.keeper import Keeper
 from pipelines.training.records import RunLog
@@ -17,8 +18,6 @@ from tierspec.models.loading import load_target
 from tierspec.training.data import check_token_ids
 from tierspec.training.families import build_trainee
 from tierspec.training.optimizer import learning_rate
-
-_STATE_BYTES_PER_PARAMETER = 14  # fp32 weight and two moments, bf16 weight for inference
 
 
 def run_worker(config: dict[str, Any]) -> None:
@@ -41,13 +40,13 @@ class TrainingRun:
         check_token_ids((*job.samples, *job.heldout), target.config.vocab_size)
         trainee, self._coverage = build_trainee(job.settings, target, job.samples)
         if self._rank == 0:
-            needed = _STATE_BYTES_PER_PARAMETER * sum(p.numel() for p in trainee.parameters())
+            needed = STATE_BYTES_PER_PARAMETER * sum(p.numel() for p in trainee.parameters())
             require_disk(job.state, needed * (self._training.keep_last + 2), "run.root", what="jobs.train")
         engine = DrafterEngine(trainee, self._training, self._world)
         self._stepper = Stepper(job, trainee, engine, target.decoder, self._rank, self._world)
         self._progress = _restored(engine)
         self._log = self._open_log() if self._rank == 0 else None
-        self._keeper = Keeper(job, trainee, engine, target.decoder, self._log)
+        self._keeper = Keeper(job, trainee, engine, target, self._log)
         self._scalars: dict[str, float] = {}
 
     def run(self) -> None:

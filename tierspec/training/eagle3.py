@@ -79,7 +79,7 @@ class Eagle3Trainee(Trainee):
             self.head_group(),
         ]
 
-    def states(self, batch: AnchorBatch) -> Tensor:
+    def unroll(self, batch: AnchorBatch) -> Tensor:
         captured_BTF = batch.captured_BTF.to(self._compute)
         return self.drafter.unroll(captured_BTF, self._embedding[batch.next_tokens_BT], batch.anchors_BA, self.depth)
 

@@ -88,8 +88,8 @@ class Trainee(nn.Module, ABC):
         self._gradient_squares: dict[str, Tensor] = {}
 
     @abstractmethod
-    def states(self, batch: AnchorBatch) -> Tensor:
-        """States before the heads (after the final norm) of every draft position: [B, A, K, D]."""
+    def unroll(self, batch: AnchorBatch) -> Tensor:
+        """States before the heads (after the final norm) of every draft position, [B, A, K, D]; see `states`."""
 
     @abstractmethod
     def token_head(self) -> Tensor:
@@ -165,10 +165,14 @@ class Trainee(nn.Module, ABC):
             rule=acceptance_rule(self._objective, samples, positions_BAK + 1, seed, self.vocabulary, device),
         )
 
+    def states(self, batch: AnchorBatch) -> Tensor:
+        """`unroll` with matrix products in the precision of the training."""
+        with torch.autocast(batch.captured_BTF.device.type, torch.bfloat16, enabled=self._compute == torch.bfloat16):
+            return self.unroll(batch)
+
     def forward(self, batch: AnchorBatch, divisor: float | None = None) -> tuple[Tensor, Monitors]:
         """Loss over the batch's blocks (see `chunked_vat_loss` for `divisor`) and its monitors."""
-        with torch.autocast(batch.captured_BTF.device.type, torch.bfloat16, enabled=self._compute == torch.bfloat16):
-            hidden_BAKD = self.states(batch)
+        hidden_BAKD = self.states(batch)
         for_tokens, for_head = hidden_BAKD.flatten(0, 1), hidden_BAKD.flatten(0, 1)
         if hidden_BAKD.requires_grad:
             for name, tensor in (("token", for_tokens), ("head", for_head)):

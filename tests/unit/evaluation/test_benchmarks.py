@@ -1,11 +1,13 @@
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks import decode, gpu
+from benchmarks import decode, gpu, training
 
 pytestmark = pytest.mark.slow
+TINY = Path(__file__).parents[3] / "configs" / "tiny.yaml"
 
 
 def test_gpu_benchmark_runs_anywhere(monkeypatch, tmp_path):
@@ -28,3 +30,14 @@ def test_decode_benchmark_measures_all_three_parts(monkeypatch, tmp_path):
     measured = json.loads(output.read_text())["float32"]
     assert set(measured) == {"numerics", "step", "verify", "batch"}
     assert measured["step"]["speedup"] > 0 and measured["batch"]["prompts"] == 3
+
+
+def test_training_benchmark_measures_all_three_parts(monkeypatch, tmp_path):
+    output = tmp_path / "training.json"
+    sizes = ["--repeats", "1", "--vocabulary", "512", "--tokens", "64"]
+    monkeypatch.setattr(sys, "argv", ["training", "--config", str(TINY), *sizes, "--output", str(output)])
+    training.main()
+    measured = json.loads(output.read_text())
+    assert measured["roofline"]["products_seconds"] > 0 and measured["roofline"]["products"] > 20
+    assert set(measured["memory"]["mib"]) == {"whole", "chunked"}
+    assert measured["bucketing"]["gain"] > 1

@@ -13,6 +13,7 @@ from tierspec.training.eagle3 import Eagle3Trainee
 from tierspec.training.features import FeatureRequest, TargetFeatures
 from tierspec.training.objective import vat_loss
 from tierspec.training.optimizer import GroupClippedAdamW, learning_rate
+from tierspec.training.token_view import token_view, walked_blocks
 from tierspec.training.trainee import AnchorBatch
 from tierspec.training.walk import walk
 
@@ -181,6 +182,27 @@ def test_training_teaches_the_drafter_the_text(decoder: Decoder, samples: list[S
     after = walk(drafter_of(trainee, decoder), features, samples, DEPTH)
     assert monitors.scalars()["accept_len"] > 2.5
     assert after.accept_len > before.accept_len + 0.5
+
+
+def test_a_view_of_a_sample_shows_where_verification_stops(decoder: Decoder, samples: list[Sample]) -> None:
+    trainee = random_trainee(decoder, counts=token_counts(samples, decoder.config.vocab_size))
+    trainee.initialize_from_target(decoder)
+    sample, features = samples[2], features_for(decoder, trainee)
+    (found,) = features([FeatureRequest(0, sample.token_ids, sample.first_anchor)])
+    view = token_view(trainee, found, sample)
+    walked = walked_blocks(view)
+    assert walked[0]["anchor"] == len(sample.prompt_ids)
+    assert all(b["anchor"] == a["anchor"] + a["survived"] + 1 for a, b in itertools.pairwise(walked))
+    assert any(block["survived"] for block in view["blocks"])
+    assert view["supervised_from"] == len(sample.prompt_ids) + 1
+    assert [block["anchor"] for block in view["blocks"]] == list(
+        range(len(sample.prompt_ids), len(sample.token_ids) - 1)
+    )
+    for block in view["blocks"]:
+        following = list(sample.token_ids[block["anchor"] + 1 :])[: block["survived"] + 1]
+        assert following[: block["survived"]] == block["drafted"][: block["survived"]]
+        assert block["survived"] == len(block["drafted"]) or following[-1] != block["drafted"][block["survived"]]
+        assert all(0 < belief < 1 for belief in block["belief"]) and len(block["belief"]) == len(block["drafted"])
 
 
 def test_gradients_of_groups_are_clipped_apart() -> None:
