@@ -52,14 +52,15 @@ def forecast(settings: Settings, samples: Sequence[Sample]) -> dict[str, Any]:
     tokens = sum(len(sample.token_ids) for sample in samples)
     steps_per_epoch = -(-len(samples) // per_step)
     most = min(training.epochs * steps_per_epoch, training.max_steps or training.epochs * steps_per_epoch)
+    on_disk = tokens * bytes_per_token if training.features == "cached" else 0.0
     kept = min(1.0, training.feature_cache_mb * 2**20 * training.workers / (tokens * bytes_per_token))
-    kept = kept if training.epochs > 1 else 0.0
+    kept = {"inline": kept if training.epochs > 1 else 0.0, "cached": 1.0, "streamed": 0.0}[training.features]
     feature_seconds = tokens / steps_per_epoch / training.workers / rate
     seconds_of = RunClock(step_seconds * training.accumulation, feature_seconds, steps_per_epoch, kept)
     steps = seconds_of.steps_within(training.max_minutes * 60, most) if training.max_minutes else most
     drafter = sum(p.numel() for p in trainee.parameters())
     memory = _memory(drafter, target_parameters(target.config), target.decoder.dtype.itemsize, training)
-    memory["features"] = kept * tokens * bytes_per_token / training.workers / _GIB
+    memory["features"] = (kept * tokens * bytes_per_token - on_disk) / training.workers / _GIB
     return {
         "target": place.source,
         "drafter_parameters": drafter,
@@ -74,7 +75,7 @@ def forecast(settings: Settings, samples: Sequence[Sample]) -> dict[str, Any]:
         "steps": steps,
         "memory_gib": memory,
         "measured_process_gib": psutil.Process().memory_info().rss / _GIB,
-        "disk_gib": drafter * STATE_BYTES_PER_PARAMETER * (training.keep_last + 2) / _GIB,
+        "disk_gib": (drafter * STATE_BYTES_PER_PARAMETER * (training.keep_last + 2) + on_disk) / _GIB,
         "feature_tokens_per_s": rate,
         "step_seconds": step_seconds,
         "seconds": seconds_of(steps),

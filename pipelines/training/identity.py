@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,12 @@ _NOT_SHAPING = {  # how long a run goes on, what it keeps and where it runs; eve
     "keep_last",
     "evaluate_every",
     "heldout_prompts",
+    "features",
     "feature_cache_mb",
+    "feature_disk_gb",
+    "feature_workers",
+    "feature_threads",
+    "feature_node",
     "max_failures",
     "node",
     "overwrite",
@@ -34,11 +39,6 @@ def training_identity(settings: Settings, samples: Iterable[Sample]) -> dict[str
     """Settings that shape the weights, by their dotted names, and a digest of the samples in their order."""
     values = settings.model_dump(mode="json")
     shaping = {name: value for name, value in values["training"].items() if name not in _NOT_SHAPING}
-    digest = hashlib.sha256()
-    for sample in samples:
-        sampling = sample.sampling and astuple(sample.sampling)
-        row = [sample.sample_id, sample.prompt_ids, sample.response_ids, sample.greedy, sampling]
-        digest.update(json.dumps(row).encode())
     return {
         "run.seed": values["run"]["seed"],
         **{f"target.{name}": values["target"][name] for name in ("source", "dtype", "numerics")},
@@ -46,8 +46,31 @@ def training_identity(settings: Settings, samples: Iterable[Sample]) -> dict[str
         **{f"training.{name}": value for name, value in shaping.items() if name not in ("objective", "warm_start")},
         "training.warm_start": _weights_digest(shaping["warm_start"]),
         **{f"training.objective.{name}": value for name, value in shaping["objective"].items()},
-        "rollouts": digest.hexdigest(),
+        "rollouts": _samples_digest(samples),
     }
+
+
+def features_identity(
+    settings: Settings, layers: Sequence[int], template_hash: str, samples: Iterable[Sample]
+) -> dict[str, Any]:
+    """All that the target's features of the samples depend on."""
+    target = settings.target
+    return {
+        "target": {name: getattr(target, name) for name in ("source", "dtype", "device", "numerics")},
+        "template_hash": template_hash,
+        "layers": list(layers),
+        "normaliser": settings.training.objective.verification == "rejection",
+        "samples": _samples_digest(samples),
+    }
+
+
+def _samples_digest(samples: Iterable[Sample]) -> str:
+    digest = hashlib.sha256()
+    for sample in samples:
+        sampling = sample.sampling and astuple(sample.sampling)
+        row = [sample.sample_id, sample.prompt_ids, sample.response_ids, sample.greedy, sampling]
+        digest.update(json.dumps(row).encode())
+    return digest.hexdigest()
 
 
 def _weights_digest(directory: str) -> str:

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from pipelines.training.engine import DrafterEngine, add_up
+from pipelines.training.feature_source import feature_source, micro_batch, request_of
 from pipelines.training.job import WorkerJob
 from tierspec.errors import SettingError
-from tierspec.models import Decoder
+from tierspec.models import Target
 from tierspec.training.data import DataOrder, sample_anchors
-from tierspec.training.features import FeatureRequest, TargetFeatures
 from tierspec.training.monitors import Monitors
 from tierspec.training.trainee import Trainee
 from tierspec.training.weighting import base_schedule
@@ -41,26 +41,24 @@ class Stepper:
         job: WorkerJob,
         trainee: Trainee,
         engine: DrafterEngine,
-        decoder: Decoder,
+        target: Target,
         rank: int,
         world_size: int,
+        first_step: int,
     ) -> None:
-        self._training = training = job.settings.training
+        """`first_step`: the optimizer step that the run begins or goes on with."""
+        self._settings, self._training = job.settings, job.settings.training
+        training = self._training
         self._samples, self._seed = job.samples, job.settings.run.seed
-        self._trainee, self._engine, self._device = trainee, engine, decoder.device
+        self._trainee, self._engine = trainee, engine
         self._rank, self._world = rank, world_size
-        self._features = TargetFeatures(
-            decoder,
-            trainee.feature_layers,
-            max_length=training.max_length,
-            cache_bytes=2**20 * training.feature_cache_mb if training.epochs > 1 else 0,
-            with_normaliser=training.objective.verification == "rejection",
-        )
         lengths = [len(sample.token_ids) for sample in job.samples]
         self._order = DataOrder(lengths, world_size * training.accumulation * training.batch_sequences, self._seed)
         all_epochs = training.epochs * self._order.steps_per_epoch
         self.total_steps = min(all_epochs, training.max_steps or all_epochs)
         self._schedule_sum = float(base_schedule(training.objective, training.depth).sum())
+        steps = range(first_step, self.total_steps)
+        self._features = feature_source(job, target, trainee.feature_layers, rank, world_size, steps)
 
     def run(self, step: int, rate: float) -> StepResult:
         """The optimizer step `step` (0-based) at a learning rate.
@@ -73,23 +71,18 @@ class Stepper:
         samples = [self._samples[index] for index in chosen]
         blocks = sum(min(self._training.anchors, sample.num_anchors) for sample in samples)
         divisor = self._engine.loss_divisor(blocks * self._schedule_sum)
-        size = self._training.batch_sequences
         losses, monitors, feature_s = [], [], 0.0
         norms: dict[str, float] = {}
         for micro in range(self._training.accumulation):
-            first = (micro * self._world + self._rank) * size
-            part = samples[first : first + size]
+            index = step * self._training.accumulation + micro
+            first, numbers = micro_batch(self._order, self._settings, index, self._rank, self._world)
+            part = [self._samples[number] for number in numbers]
             anchors = [
                 sample_anchors(sample, self._training.anchors, (self._seed, step, first + i))
                 for i, sample in enumerate(part)
             ]
             before = time.perf_counter()
-            features = self._features(
-                [
-                    FeatureRequest(number, sample.token_ids, sample.first_anchor, sample.greedy)
-                    for number, sample in zip(chosen[first : first + size], part, strict=True)
-                ]
-            )
+            features = self._features([request_of(*pair) for pair in zip(numbers, part, strict=True)])
             feature_s += time.perf_counter() - before
             batch = self._trainee.collate(part, features, anchors, _seed_of(self._seed, step, first))
             loss, of_batch = self._engine.forward_backward(batch, divisor)

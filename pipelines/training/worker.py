@@ -43,8 +43,8 @@ class TrainingRun:
             needed = STATE_BYTES_PER_PARAMETER * sum(p.numel() for p in trainee.parameters())
             require_disk(job.state, needed * (self._training.keep_last + 2), "run.root", what="jobs.train")
         engine = DrafterEngine(trainee, self._training, self._world)
-        self._stepper = Stepper(job, trainee, engine, target.decoder, self._rank, self._world)
         self._progress = _restored(engine)
+        self._stepper = Stepper(job, trainee, engine, target, self._rank, self._world, self._progress.step)
         self._log = self._open_log() if self._rank == 0 else None
         self._keeper = Keeper(job, trainee, engine, target, self._log)
         self._scalars: dict[str, float] = {}

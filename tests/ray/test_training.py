@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,8 @@ def test_a_run_leaves_a_drafter_that_drafts(line: Line, whole: dict[str, Any], t
         "metrics.json",
         "metrics.jsonl",
         "result.json",
+        "sample.json",
+        "training.html",
         "run.yaml",
         "command.txt",
     }
@@ -187,6 +190,37 @@ def test_workers_and_micro_batches_give_the_steps_of_one_plain_batch(line: Line,
     assert head.keys() == {"weight", "bias"}
     for name, tensor in trainee.drafter.state_dict().items():
         torch.testing.assert_close(weights[name].float(), tensor, rtol=2e-2, atol=1e-3)
+
+
+def test_features_from_everywhere_give_the_same_losses(line: Line) -> None:
+    few = ("training.workers=2", "training.accumulation=2", "training.max_steps=5", "training.epochs=5")
+    few += ("training.heldout_prompts=0", "training.objective.verification=rejection")
+    losses = {}
+    for source in ("inline", "cached", "streamed"):
+        if source == "streamed":  # goes on from the middle, so the stream does too
+            begun = partial(line.records, source, "step")
+            line.train(source, *few, f"training.features={source}", stop=lambda begun=begun: bool(begun()))
+        assert line.train(source, *few, f"training.features={source}")["finished"]
+        losses[source] = [record["loss"] for record in line.records(source, "step")]
+    assert len(losses["inline"]) == 5
+    assert losses["inline"] == losses["cached"] == losses["streamed"]
+    assert len(list((line.root / "cached" / "features").glob("*/*.safetensors"))) == 1
+
+
+def test_a_large_folder_of_features_is_refused(line: Line) -> None:
+    with pytest.raises(SettingError, match=r"^training\.features is cached: 768 tokens take 0\.0 GB, more than"):
+        line.train("large", "training.features=cached", "training.feature_disk_gb=0.0001")
+
+
+def test_zero_stages_give_the_same_losses(line: Line) -> None:
+    few = ("training.workers=2", "training.max_steps=4", "training.epochs=5", "training.heldout_prompts=2")
+    losses = {}
+    for stage in range(4):
+        line.train(f"zero{stage}", *few, f"training.zero_stage={stage}")
+        losses[stage] = [record["loss"] for record in line.records(f"zero{stage}", "step")]
+        read_eagle3(line.root / f"zero{stage}" / "drafter")
+    assert all(losses[stage] == pytest.approx(losses[0], rel=1e-4) for stage in range(4))
+    assert not (line.root / "zero3" / "drafter" / "sample.json").exists()
 
 
 def test_mistakes_are_named_before_any_worker_starts(line: Line, tmp_path: Path) -> None:

@@ -100,9 +100,20 @@ class TrainingSettings(Group):
     warm_start: str = Field(
         "", description="folder of a drafter of the same shape to start from; empty: as initialize_from_target says"
     )
-    feature_cache_mb: CountOrZero = Field(
-        1024, description="memory per worker for target features kept from one epoch to the next"
+    features: Literal["inline", "cached", "streamed"] = Field(
+        "inline",
+        description="where the target's features come from: the training worker's own target, a folder that is filled "
+        "before the first step, or a pool of actors that compute ahead of the steps",
     )
+    feature_cache_mb: CountOrZero = Field(
+        1024, description="inline: memory per worker for target features kept from one epoch to the next"
+    )
+    feature_disk_gb: float = Field(
+        20.0, gt=0.0, description="cached: a larger folder is refused; raise this to have it made"
+    )
+    feature_workers: Count = Field(1, description="streamed: actors per training worker, one GPU each on cuda")
+    feature_threads: Threads = 0
+    feature_node: NodeResource = ""
     max_failures: CountOrZero = Field(0, description="restarts of the worker group from the last checkpoint")
     node: NodeResource = ""
     overwrite: bool = Field(
