@@ -9,7 +9,19 @@ if TYPE_CHECKING:
     from tierspec.training.objective import Coefficients
 
 NAMES = (
-    *("valid", "survived", "late", "soft_count", "soft", "hard_count", "hard", "head", "state_count", "state"),
+    *(
+        "valid",
+        "survived",
+        "late",
+        "differs",
+        "soft_count",
+        "soft",
+        "hard_count",
+        "hard",
+        "head",
+        "state_count",
+        "state",
+    ),
     *("pairs", "ordered_pairs"),
 )
 
@@ -44,6 +56,7 @@ class Monitors:
             valid,
             coefficients.survived,
             coefficients.late,
+            coefficients.differs,
             soft_on,
             soft * soft_on,
             hard_on,
@@ -67,10 +80,16 @@ class Monitors:
 
     def scalars(self) -> dict[str, float]:
         """Means for a log. accept_len counts the bonus token (glossary); `name/k` is draft position k, 1-based;
-        accepted/k = P(position k survives | reached), the rest are means over positions where the term exists."""
+        accepted/k = P(position k survives | reached), the rest are means over positions where the term exists.
+        disagreement is the share of positions where the target's likeliest token is not the corpus token: with greedy
+        rollouts of the same target it is rounding alone."""
         sums = dict(zip(NAMES, self.sums.tolist(), strict=True))
         blocks = max(sums["valid"][0], 1.0)
-        scalars = {"accept_len": 1.0 + sum(sums["survived"]) / blocks, "late_matches": sum(sums["late"]) / blocks}
+        scalars = {
+            "accept_len": 1.0 + sum(sums["survived"]) / blocks,
+            "late_matches": sum(sums["late"]) / blocks,
+            "disagreement": sum(sums["differs"]) / max(1.0, sum(sums["valid"])),
+        }
         reached = [sums["valid"][0], *sums["survived"][:-1]]
         for name, counts, totals in (
             ("accepted", reached, sums["survived"]),

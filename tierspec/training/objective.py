@@ -43,12 +43,14 @@ def columns_of(ids: Tensor, target_ids: Tensor | None, vocab_size: int) -> Tenso
 class Coefficients:
     """Outcome of the simulated verification as constants of the loss, every field [..., K].
 
-    survived: bool, the head's label; late: bool, a match after the first rejection; soft, hard, head: factor of each
-    position's cross-entropies in the block's loss.
+    survived: bool, the head's label; late: bool, a match after the first rejection; differs: bool, the target's
+    likeliest token is not the corpus token; soft, hard, head: factor of each position's cross-entropies in the block's
+    loss.
     """
 
     survived: Tensor
     late: Tensor
+    differs: Tensor
     soft: Tensor
     hard: Tensor
     head: Tensor
@@ -77,6 +79,7 @@ def loss_factors(
     return Coefficients(
         survived=survived,
         late=accepted & valid & ~survived,
+        differs=valid & (top_columns != label_columns),
         soft=weights * (valid & (top_columns >= 0)) * float(settings.soft),
         hard=weights * (valid & (label_columns >= 0)) * float(settings.hard),
         head=valid * (beta / length),

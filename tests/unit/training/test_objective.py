@@ -146,3 +146,12 @@ def test_monitors_add() -> None:
     added = (parts[0] + parts[1]).scalars()
     shared = [name for name in whole if not name.startswith("head_auc")]
     assert [added[n] for n in shared] == pytest.approx([whole[n] for n in shared])
+
+
+def test_disagreement_of_corpus_and_target_is_counted() -> None:
+    data = blocks()
+    assert vat_loss(**data, settings=ObjectiveSettings())[1].scalars()["disagreement"] == 0
+    data["labels"][0, :3] = (data["labels"][0, :3] + 1) % V
+    data["valid"][0, 2:] = False
+    found = vat_loss(**data, settings=ObjectiveSettings())[1].scalars()["disagreement"]
+    assert found == pytest.approx(2 / (N * K - 3))
