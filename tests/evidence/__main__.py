@@ -15,8 +15,9 @@ from tests.evidence.sources import sources_sha256
 from tierspec.artifacts import atomic_write_json
 from tierspec.evaluation.environment import describe_environment
 
-PARTS = ("losslessness", "keyed_rule", "decode")
+PARTS = ("losslessness", "keyed_rule", "decode", "training")
 LEAST_P_VALUE = 1e-4
+_TRAINING = "tierspec/training"
 ROOT = Path(__file__).parents[2]
 
 
@@ -53,7 +54,10 @@ def main() -> int:
     if "keyed_rule" in parts:
         passed &= check_keyed_rule(options.output / "keyed_rule.json", options.fresh)
     if "decode" in parts and not is_current(options.output / "decode.json", options.fresh):
-        passed &= measure_decoding(options.output / "decode.json", options.target)
+        command = ["benchmarks.decode", "--target", options.target]
+        passed &= measure(command, options.output / "decode.json", sources_sha256())
+    if "training" in parts and not is_current(options.output / "training.json", options.fresh, _TRAINING):
+        passed &= measure(["benchmarks.training"], options.output / "training.json", sources_sha256(_TRAINING))
     print("all claims hold" if passed else "a claim FAILED")
     return 0 if passed else 1
 
@@ -72,21 +76,20 @@ def check_keyed_rule(output: Path, fresh: bool) -> bool:
     return all(test["p_value"] >= LEAST_P_VALUE for test in tests.values())
 
 
-def measure_decoding(output: Path, target: str) -> bool:
-    """The decode benchmark, in a process of its own, so that nothing else holds memory or threads."""
-    command = [sys.executable, "-m", "benchmarks.decode", "--target", target, "--output", str(output)]
-    passed = subprocess.run(command, cwd=ROOT).returncode == 0
+def measure(command: list[str], output: Path, sources: str) -> bool:
+    """A benchmark, in a process of its own, so that nothing else holds memory or threads."""
+    passed = subprocess.run([sys.executable, "-m", *command, "--output", str(output)], cwd=ROOT).returncode == 0
     if output.is_file():
         result = json.loads(output.read_text(encoding="utf-8"))
-        atomic_write_json(output, result | {"sources_sha256": sources_sha256()})
+        atomic_write_json(output, result | {"sources_sha256": sources})
     return passed
 
 
-def is_current(output: Path, fresh: bool) -> bool:
-    """Whether `output` is a result of these sources."""
+def is_current(output: Path, fresh: bool, *more: str) -> bool:
+    """Whether `output` is a result of these sources, the folders `more` among them."""
     if fresh or not output.is_file():
         return False
-    return bool(json.loads(output.read_text(encoding="utf-8")).get("sources_sha256") == sources_sha256())
+    return bool(json.loads(output.read_text(encoding="utf-8")).get("sources_sha256") == sources_sha256(*more))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ _FOLDERS = (
 _SUFFIXES = (".py", ".cpp")
 
 
-def sources_sha256() -> str:
-    """Digest of the sources of the decoder, the drafters, the verification and the processes that serve them."""
+def sources_sha256(*more: str) -> str:
+    """Digest of the sources of the decoder, the drafters, the verification and the processes that serve them, and of
+    the folders `more`."""
     digest = hashlib.sha256()
-    for folder in _FOLDERS:
+    for folder in (*_FOLDERS, *more):
         for file in sorted((_ROOT / folder).rglob("*")):
             if file.suffix in _SUFFIXES:
                 digest.update(f"{file.relative_to(_ROOT)}\0".encode() + file.read_bytes())
