@@ -16,8 +16,9 @@ from torch.autograd.function import once_differentiable
 
 from tierspec.config import ObjectiveSettings
 from tierspec.training.acceptance import AcceptanceRule, ScoredRows, greedy_acceptance
+from tierspec.training.factors import loss_factors
 from tierspec.training.monitors import Monitors
-from tierspec.training.objective import head_loss, loss_factors, normaliser
+from tierspec.training.objective import head_loss, normaliser
 from tierspec.training.weighting import base_schedule
 
 

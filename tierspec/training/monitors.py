@@ -1,12 +1,11 @@
 """What a training run watches about the objective (our choice): sums that add over chunks, micro-batches and ranks."""
 
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from tierspec.training.objective import Coefficients
+from tierspec.training.factors import Coefficients
 
 NAMES = (
     *(
@@ -40,7 +39,7 @@ class Monitors:
     @torch.no_grad()
     def of_blocks(
         cls,
-        coefficients: "Coefficients",
+        coefficients: Coefficients,
         valid: Tensor,
         soft: Tensor,
         hard: Tensor,
@@ -48,7 +47,7 @@ class Monitors:
         survival_logits: Tensor,
         state: Tensor | None = None,
     ) -> Self:
-        """Every argument [..., K]; `coefficients` as `objective.loss_factors` returns them; `state` as `state_loss`
+        """Every argument [..., K]; `coefficients` as `loss_factors` returns them; `state` as `state_loss`
         does, None if it is no part of the loss."""
         valid = valid.cumprod(-1).bool()
         soft_on, hard_on = coefficients.soft > 0, coefficients.hard > 0

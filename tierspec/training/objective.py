@@ -7,24 +7,20 @@ and its head loss kept; the hard loss is masked where the corpus token is outsid
 Legend: N blocks, K positions, V target vocabulary, C draft vocabulary.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tierspec.config import ObjectiveSettings
+from tierspec.training.factors import Coefficients, loss_factors
 from tierspec.training.monitors import Monitors
-from tierspec.training.simulation import survival
-from tierspec.training.weighting import adaptive_weights, base_schedule, position_weights
+from tierspec.training.weighting import adaptive_weights, base_schedule
 
 __all__ = [
-    "Coefficients",
     "adaptive_weights",
     "base_schedule",
     "columns_of",
     "head_loss",
-    "loss_factors",
     "normaliser",
     "vat_loss",
 ]
@@ -37,53 +33,6 @@ def columns_of(ids: Tensor, target_ids: Tensor | None, vocab_size: int) -> Tenso
     column = torch.full((vocab_size,), -1, dtype=torch.int64, device=ids.device)
     column[target_ids] = torch.arange(target_ids.shape[0], device=ids.device)
     return column[ids]
-
-
-@dataclass(frozen=True)
-class Coefficients:
-    """Outcome of the simulated verification as constants of the loss, every field [..., K].
-
-    survived: bool, the head's label; late: bool, a match after the first rejection; differs: bool, the target's
-    likeliest token is not the corpus token; soft, hard, head: factor of each position's cross-entropies in the block's
-    loss.
-    """
-
-    survived: Tensor
-    late: Tensor
-    differs: Tensor
-    soft: Tensor
-    hard: Tensor
-    head: Tensor
-
-
-@torch.no_grad()
-def loss_factors(
-    accepted: Tensor,
-    top_columns: Tensor,
-    label_columns: Tensor,
-    label_probability: Tensor,
-    valid: Tensor,
-    settings: ObjectiveSettings,
-) -> Coefficients:
-    """What follows for the loss from the outcome of the simulated verification.
-
-    accepted: bool [..., K], what the acceptance rule says of each position by itself; top_columns, label_columns: int64
-    [..., K], draft columns of the target's choice and of the corpus token (-1: outside the draft vocabulary);
-    label_probability: [..., K], what the drafter gives the corpus token; valid: bool [..., K].
-    """
-    valid = valid.cumprod(-1).bool()
-    survived = survival(accepted, valid)
-    weights = position_weights(accepted, label_probability * (label_columns >= 0), valid, settings)
-    length = valid.sum(-1, keepdim=True).clamp_min(1)
-    beta = settings.head_beta if settings.head else 0.0
-    return Coefficients(
-        survived=survived,
-        late=accepted & valid & ~survived,
-        differs=valid & (top_columns != label_columns),
-        soft=weights * (valid & (top_columns >= 0)) * float(settings.soft),
-        hard=weights * (valid & (label_columns >= 0)) * float(settings.hard),
-        head=valid * (beta / length),
-    )
 
 
 def head_loss(survival_logits: Tensor, coefficients: Coefficients) -> tuple[Tensor, Tensor]:
