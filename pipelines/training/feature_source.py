@@ -74,11 +74,10 @@ def cached_features(job: WorkerJob, target: Target, layers: Sequence[int], rank:
         )
     root = job.state.parent / "features"
     store = FeatureStore(root, features_identity(settings, layers, target.template_hash, job.samples))
-    missing = store.missing(len(job.samples))
-    if missing:
+    if missing := [number for number in store.missing(len(job.samples)) if number % world == rank]:
         require_disk(job.state, size, "run.root", what="training.features")
         requests = [request_of(number, sample) for number, sample in enumerate(job.samples)]
-        store.fill(inline_features(settings, target, layers), requests, missing[rank::world])
+        store.fill(inline_features(settings, target, layers), requests, missing)
     agree([0.0], decoder.device, world)  # all shards are there before anybody reads
     return store
 
