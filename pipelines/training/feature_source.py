@@ -58,7 +58,7 @@ def inline_features(settings: Settings, target: Target, layers: Sequence[int]) -
 
 
 def cached_features(job: WorkerJob, target: Target, layers: Sequence[int], rank: int, world: int) -> FeatureStore:
-    """The folder `features` beside the training state, filled by all ranks together where it is not yet.
+    """The folder `features` of the run, filled by all ranks together where it is not yet.
 
     Raises:
         SettingError: it would be larger than `training.feature_disk_gb`, or than the disk.
@@ -72,8 +72,7 @@ def cached_features(job: WorkerJob, target: Target, layers: Sequence[int], rank:
             f"training.features is cached: {tokens:,} tokens take {size / _GB:.1f} GB, more than "
             f"training.feature_disk_gb = {limit:g}; raise it to have them made"
         )
-    root = job.state.parent / "features"
-    store = FeatureStore(root, features_identity(settings, layers, target.template_hash, job.samples))
+    store = FeatureStore(job.features, features_identity(settings, layers, target.template_hash, job.samples))
     if missing := [number for number in store.missing(len(job.samples)) if number % world == rank]:
         require_disk(job.state, size, "run.root", what="training.features")
         requests = [request_of(number, sample) for number, sample in enumerate(job.samples)]

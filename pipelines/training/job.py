@@ -14,9 +14,11 @@ PROVENANCE = ("run.yaml", "command.txt", "versions.json")
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """`state`: folder of the training state, an absolute path on storage that all workers and the driver share."""
+    """`state`: folder of the training state; `features`: that of the target's features, shared by all trainings of the
+    run. Absolute paths on storage that all workers and the driver share."""
 
     settings: Settings
     samples: tuple[Sample, ...]
     heldout: tuple[Sample, ...]
     state: Path
+    features: Path

@@ -134,7 +134,8 @@ def train_drafter(
 
     began = time.monotonic()
     with ray_session(settings):
-        outcome = _fit(WorkerJob(settings, plan.samples, plan.heldout, plan.state.absolute()), stop)
+        features = run_directory(settings, "features").absolute()
+        outcome = _fit(WorkerJob(settings, plan.samples, plan.heldout, plan.state.absolute(), features), stop)
     result = {
         **outcome,
         "output": str(output),
