@@ -114,14 +114,16 @@ def _rows(comparison: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _notes(comparison: Mapping[str, Any]) -> list[str]:
-    steps = " or ".join(str(count) for count in comparison["steps"]) or "no"
-    notes = [
-        f"{steps} steps per run, same rollouts; runs of one seed see the samples in the same order. Accept length is "
-        f"walked over {comparison['heldout_samples']} held-out samples, which chose no checkpoint, and counts the "
-        "target's own token.",
-        f"Differences are to {comparison['baseline']}, of runs with the same seed; the interval is a bootstrap over "
-        "seeds and samples. With few seeds it is too narrow rather than too wide.",
-    ]
+    notes = []
+    if comparison["steps"]:
+        steps = " or ".join(str(count) for count in comparison["steps"])
+        notes = [
+            f"{steps} steps per run, same rollouts; runs of one seed see the samples in the same order. Accept length "
+            f"is walked over {comparison['heldout_samples']} held-out samples, which chose no checkpoint, and counts "
+            "the target's own token.",
+            f"Differences are to {comparison['baseline']}, of runs with the same seed; the interval is a bootstrap "
+            "over seeds and samples. With few seeds it is too narrow rather than too wide.",
+        ]
     if comparison.get("missing"):
         notes.append(f"Not finished: {', '.join(comparison['missing'])}.")
     return notes
