@@ -87,6 +87,16 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(retired, ignore_errors=True)
 
 
+def remove_directory(path: Path) -> None:
+    """Removes a directory, if it is there, all at once: a reader sees all of it or none."""
+    retired = _temporary(path)
+    try:
+        os.rename(path, retired)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(retired, ignore_errors=True)
+
+
 def sweep_temporaries(directory: Path) -> list[Path]:
     """Remove, anywhere under `directory` and as its siblings, temporaries whose process is gone; returns them."""
     siblings = directory.parent.glob(f".{directory.name}.tmp-*")

@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.training import plan_training
+from pipelines.training import plan_training, read_heldout, walkable
+from pipelines.training.identity import training_identity
 from tierspec.artifacts import read_json, run_directory
 from tierspec.config import Settings
 from tierspec.errors import ArtifactError, SettingError
 from tierspec.training.data import Sample, read_rollouts
 
 _FREE = {"training", "drafter"}
+_SHARED = (  # what makes runs comparable: data, their order and steps, and what chooses a checkpoint
+    *("max_minutes", "max_steps", "epochs", "batch_sequences", "accumulation", "workers", "max_length"),
+    *("heldout_prompts", "evaluate_every"),
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class Trial:
         return f"{self.variant}-seed{self.seed}"
 
     def result(self) -> dict[str, Any] | None:
-        """What is known of a finished run; None if it has not finished.
+        """What is known of a finished run; None if it has not finished. Settings that did not exist when it was made
+        had their defaults.
 
         Raises:
             SettingError: the result there is of other settings, rollouts or held-out samples.
@@ -42,8 +48,9 @@ class Trial:
         made_with = found.get("identity") if isinstance(found, dict) else None
         if not isinstance(made_with, dict):
             raise ArtifactError(f"{self.result_path} is not the result of an ablation run")
+        defaults = training_identity(Settings(), ())
         for name, value in self.identity.items():
-            if made_with.get(name) != value:
+            if made_with.get(name, defaults.get(name)) != value:
                 raise SettingError(
                     f"ablation.results: {self.result_path} was made with another {name}; remove it, or name another "
                     "folder"
@@ -76,7 +83,8 @@ def plan_ablation(settings: Settings, output: Path) -> AblationPlan:
     folder = rollouts.parent / "heldout"
     if not any(folder.glob("*.parquet")):
         raise SettingError(f"no held-out rollouts in {folder}: run jobs.rollout first")
-    heldout = read_rollouts(folder, settings.training.max_length).samples
+    corpus = read_rollouts(rollouts, settings.training.max_length, settings.target.source)
+    heldout = walkable(read_heldout(folder, corpus, settings), settings, str(folder))
     digest = hashlib.sha256(json.dumps([[s.sample_id, s.token_ids] for s in heldout]).encode()).hexdigest()
     results = Path(settings.ablation.results).expanduser() if settings.ablation.results else output / "results"
     trials = []
@@ -107,4 +115,9 @@ def _settings_of(settings: Settings, variant: str, seed: int) -> Settings:
         raise SettingError(
             f"ablation.variants.{variant} changes {others[0]}: variants may differ in training and drafter only"
         )
+    for name in _SHARED:
+        if getattr(settings.training, name) != getattr(changed.training, name):
+            raise SettingError(
+                f"ablation.variants.{variant} changes training.{name}, which all runs share; set it for the ablation"
+            )
     return changed.override(f"run.seed={seed}", "training.heldout_prompts=0", "training.evaluate_every=0")

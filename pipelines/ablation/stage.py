@@ -52,7 +52,6 @@ def run_ablation(
     plan = plan_ablation(settings, output)
     results = {trial.name: found for trial in plan.trials if (found := trial.result()) is not None}
     walker: _Walker | None = None
-    busy = []
     for number, trial in enumerate(plan.trials, start=1):
         if trial.name in results or stop():
             continue
@@ -74,8 +73,10 @@ def run_ablation(
                     log(f"{trial.name}: accept length {found['accept_len']:.3f}")
                 results[trial.name] = found
         except Timeout:
-            busy.append(trial.name)
             log(f"{trial.name} is being made by another command")
+    for trial in plan.trials:  # what other commands have made in the meantime
+        if trial.name not in results and (found := trial.result()) is not None:
+            results[trial.name] = found
     comparison = compare_variants(
         {variant: list(overrides) for variant, overrides in settings.ablation.variants.items()},
         settings.ablation.baseline,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+import torch
 
 from tierspec.config import Settings, TrainingSettings
 from tierspec.models import ModelConfig
@@ -29,7 +30,8 @@ def forecast(settings: Settings, samples: Sequence[Sample]) -> dict[str, Any]:
     Returns:
         drafter_parameters, target_parameters; samples, tokens (prompts included) and response_tokens of the corpus;
         steps_per_epoch and steps, the latter as the budget allows; memory in GiB per worker by part, as `memory_gib`;
-        disk_gib; feature_tokens_per_s, step_seconds without features, and seconds of the whole run.
+        disk_gib; feature_tokens_per_s, step_seconds without features, and seconds of the whole run, for streamed
+        features the most it can be: as if they were not computed beside the steps.
 
     Raises:
         SettingError: an unusable target, or settings that do not fit it.
@@ -46,21 +48,23 @@ def forecast(settings: Settings, samples: Sequence[Sample]) -> dict[str, Any]:
         with_normaliser=training.objective.verification == "rejection",
     )
     order = DataOrder([len(s.token_ids) for s in samples], training.batch_sequences, settings.run.seed)
-    rate, step_seconds, bytes_per_token = _measure(trainee, features, order, samples, training)
+    rate, step_seconds, bytes_per_token = _measure(trainee, features, order, samples, training, target.decoder.device)
 
     per_step = training.workers * training.accumulation * training.batch_sequences
     tokens = sum(len(sample.token_ids) for sample in samples)
     steps_per_epoch = -(-len(samples) // per_step)
     most = min(training.epochs * steps_per_epoch, training.max_steps or training.epochs * steps_per_epoch)
     on_disk = tokens * bytes_per_token if training.features == "cached" else 0.0
-    kept = min(1.0, training.feature_cache_mb * 2**20 * training.workers / (tokens * bytes_per_token))
-    kept = {"inline": kept if training.epochs > 1 else 0.0, "cached": 1.0, "streamed": 0.0}[training.features]
+    in_memory = 0.0
+    if training.features == "inline" and training.epochs > 1:
+        in_memory = min(training.feature_cache_mb * 2.0**20, tokens * bytes_per_token)
+    kept = min(1 / training.workers, in_memory / (tokens * bytes_per_token)) if on_disk == 0 else 1.0
     feature_seconds = tokens / steps_per_epoch / training.workers / rate
     seconds_of = RunClock(step_seconds * training.accumulation, feature_seconds, steps_per_epoch, kept)
     steps = seconds_of.steps_within(training.max_minutes * 60, most) if training.max_minutes else most
     drafter = sum(p.numel() for p in trainee.parameters())
     memory = _memory(drafter, target_parameters(target.config), target.decoder.dtype.itemsize, training)
-    memory["features"] = (kept * tokens * bytes_per_token - on_disk) / training.workers / _GIB
+    memory["features"] = in_memory / _GIB
     return {
         "target": place.source,
         "drafter_parameters": drafter,
@@ -133,6 +137,7 @@ def _measure(
     order: DataOrder,
     samples: Sequence[Sample],
     training: TrainingSettings,
+    device: torch.device,
 ) -> tuple[float, float, float]:
     """Tokens per second of the target's features, seconds of a forward, backward and update of one batch, and bytes of
     features per token."""
@@ -146,6 +151,7 @@ def _measure(
         began = time.perf_counter()
         requests = [FeatureRequest(i, s.token_ids, s.first_anchor, s.greedy) for i, s in zip(chosen, part, strict=True)]
         found = features(requests)
+        _settle(device)
         rates.append(tokens / (time.perf_counter() - began))
         sizes.append(sum(f.nbytes for f in found) / tokens)
         began = time.perf_counter()
@@ -153,9 +159,15 @@ def _measure(
         loss, _ = trainee(trainee.collate(part, found, anchors))
         loss.backward()
         optimizer.step()
+        _settle(device)
         seconds.append(time.perf_counter() - began)
     trainee.take_gradient_norms()
     return statistics.median(rates[1:]), statistics.median(seconds[1:]), statistics.median(sizes)
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _memory(drafter: int, target: int, target_bytes: int, training: TrainingSettings) -> dict[str, float]:

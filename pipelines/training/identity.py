@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from tierspec.artifacts import atomic_write_json, read_json, sha256_of
+from tierspec.artifacts import atomic_write_json, read_json, remove_directory, sha256_of, sweep_temporaries
 from tierspec.config import Settings
 from tierspec.errors import ArtifactError, SettingError
 from tierspec.training.data import Sample
@@ -84,25 +83,27 @@ def _weights_digest(directory: str) -> str:
 
 def refuse_changes(state: Path, identity: dict[str, Any]) -> None:
     """SettingError if the training state in a folder comes from other settings or rollouts."""
-    if difference := _difference(state / IDENTITY, identity):
+    if difference := _difference(state, identity):
         raise SettingError(f"{difference} in {state}; use another run.name, or training.overwrite=true to train anew")
 
 
 def claim_state(state: Path, identity: dict[str, Any]) -> None:
     """Make the folder of the training state; a state of other settings or rollouts in it goes."""
-    if _difference(state / IDENTITY, identity):
-        for entry in state.iterdir():
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     try:
+        sweep_temporaries(state)
+        if _difference(state, identity):
+            remove_directory(state)
         state.mkdir(parents=True, exist_ok=True)
         atomic_write_json(state / IDENTITY, identity)
     except OSError as error:
         raise SettingError(f"cannot write to {state}: {error.strerror} (setting run.root)") from error
 
 
-def _difference(path: Path, identity: dict[str, Any]) -> str:
+def _difference(state: Path, identity: dict[str, Any]) -> str:
+    path = state / IDENTITY
     if not path.exists():
-        return ""
+        left = state.is_dir() and any(state.iterdir())
+        return f"a training state that does not say what it was made with (no {IDENTITY}) lies" if left else ""
     made_with = read_json(path)
     if not isinstance(made_with, dict):
         raise ArtifactError(f"{path} is not the identity of a training state")

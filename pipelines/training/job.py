@@ -14,11 +14,13 @@ PROVENANCE = ("run.yaml", "command.txt", "versions.json")
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """`state`: folder of the training state; `features`: that of the target's features, shared by all trainings of the
-    run. Absolute paths on storage that all workers and the driver share."""
+    """`template_hash`: of the chat template that the samples were made with; `state`: folder of the training state;
+    `features`: that of the target's features, shared by all trainings of the run. Absolute paths on storage that all
+    workers and the driver share."""
 
     settings: Settings
     samples: tuple[Sample, ...]
     heldout: tuple[Sample, ...]
+    template_hash: str
     state: Path
     features: Path

@@ -28,9 +28,15 @@ class Keeper:
     """All ranks call every method alike; only the first writes, apart from each rank's part of the training state."""
 
     def __init__(
-        self, job: WorkerJob, trainee: Trainee, engine: DrafterEngine, target: Target, log: RunLog | None
+        self,
+        job: WorkerJob,
+        trainee: Trainee,
+        engine: DrafterEngine,
+        target: Target,
+        log: RunLog | None,
+        measured: dict[str, Any],
     ) -> None:
-        """`log`: only the first rank has one."""
+        """`log`: only the first rank has one; `measured`: what a resumed run's last evaluation found."""
         self._state, self._heldout = job.state, job.heldout
         self._trainee, self._engine, self._target, self._log = trainee, engine, target, log
         self._features = TargetFeatures(
@@ -39,10 +45,19 @@ class Keeper:
             max_length=job.settings.training.max_length,
             cache_bytes=_HELDOUT_CACHE_BYTES,
         )
-        self._measured: dict[str, Any] = {}
+        self._names = [sample.sample_id for sample in job.heldout]
+        self._measured, self._resumed_at = measured, measured.get("measured_at")
+        self._comparable = measured.get("samples", self._names) == self._names
 
     def evaluate(self, progress: Progress, scalars: dict[str, float]) -> None:
-        """Walked accept length of the weights as they are; the best are kept, the latest if nothing is held out."""
+        """Walked accept length of the weights as they are; the best are kept, the latest if nothing is held out.
+
+        What a resumed run has evaluated at this step counts; what it measured on other held-out samples does not.
+        """
+        if not self._comparable:
+            progress.best_accept_len, self._measured, self._resumed_at, self._comparable = 0.0, {}, None, True
+        if progress.step == self._resumed_at:
+            return
         weights = self._engine.weights()
         if self._log is None:
             return
@@ -59,7 +74,7 @@ class Keeper:
                 "per_position_acceptance": result.per_position_acceptance,
             }
             self._log.write("heldout", progress.step, {**self._measured, "seconds": time.perf_counter() - began})
-            self._measured["samples"] = [sample.sample_id for sample in self._heldout]
+            self._measured["samples"] = self._names
         if not self._heldout or accept_len > progress.best_accept_len:
             progress.best_step, progress.best_accept_len = progress.step, accept_len
             with atomic_directory(self._state / BEST) as directory:

@@ -4,7 +4,7 @@ import hashlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from tierspec.artifacts import atomic_directory, atomic_write_json, atomic_write
 from tierspec.config import Settings
 from tierspec.errors import SettingError
 from tierspec.evaluation.training_page import render_training_page
+from tierspec.training.acceptance import check_sampling_known
 from tierspec.training.data import Rollouts, Sample, read_rollouts
 
 Stop = Callable[[], bool]
@@ -65,19 +66,18 @@ def plan_training(
     """Read and check everything that a run needs, and write nothing; arguments as in `train_drafter`.
 
     Raises:
-        SettingError: bad rollouts, rollouts of another target, or a training state of other settings.
+        SettingError: bad rollouts, or of another target; rollouts that do not say what the objective needs; held-out
+            rollouts that are all too short; a training state of other settings.
     """
     directory = rollouts or run_directory(settings, "rollouts") / "train"
-    corpus = read_rollouts(directory, settings.training.max_length)
-    if corpus.target != settings.target.source:
-        raise SettingError(
-            f"target.source is {settings.target.source}, but the rollouts in {directory} are answers of {corpus.target}"
-        )
+    corpus = read_rollouts(directory, settings.training.max_length, settings.target.source)
     if heldout is None and any((directory.parent / "heldout").glob("*.parquet")):
         heldout = directory.parent / "heldout"
     if not _choices_are_known(directory, settings):
         corpus = replace(corpus, samples=tuple(replace(sample, greedy=False) for sample in corpus.samples))
     samples, held_out, source = _split(corpus, heldout, settings)
+    if settings.training.objective.verification == "keyed":
+        check_sampling_known((*samples, *held_out))
     identity = training_identity(settings, samples)
     plan = TrainingPlan(corpus, samples, held_out, source, output, identity)
     if not settings.training.overwrite:
@@ -112,8 +112,9 @@ def train_drafter(
 
     `output` gets the drafter (config.json, model.safetensors) of the evaluation with the best held-out accept length,
     metrics.json, metrics.jsonl (every step), training.html and result.json, whose content is returned. The state is
-    kept beside it, in `training`: an interrupted run, or one with a larger budget, goes on from its last checkpoint,
-    bit for bit as if it had never stopped; a finished one is not repeated.
+    kept beside it, in `training`: an interrupted run goes on from its last checkpoint, bit for bit as if it had never
+    stopped, and one with a larger budget goes on training (its learning rate follows the larger budget from there on);
+    a finished one is not repeated.
 
     Args:
         rollouts: by default `rollouts/train` of the run.
@@ -135,7 +136,10 @@ def train_drafter(
     began = time.monotonic()
     with ray_session(settings):
         features = run_directory(settings, "features").absolute()
-        outcome = _fit(WorkerJob(settings, plan.samples, plan.heldout, plan.state.absolute(), features), stop)
+        job = WorkerJob(
+            settings, plan.samples, plan.heldout, plan.rollouts.template_hash, plan.state.absolute(), features
+        )
+        outcome = _fit(job, stop)
     result = {
         **outcome,
         "output": str(output),
@@ -171,17 +175,39 @@ def _split(
     if not count:
         return corpus.samples, (), ""
     if heldout is not None:
-        found = read_rollouts(heldout, settings.training.max_length).samples
+        found = walkable(read_heldout(heldout, corpus, settings), settings, str(heldout))
         step = max(1, len(found) // count)
         return corpus.samples, found[::step][:count], str(heldout)
     count = min(count, len(corpus.samples) // 2)
-    ranked = sorted(corpus.samples, key=lambda s: hashlib.sha256(s.sample_id.encode()).digest())
+    ranked = sorted(
+        walkable(corpus.samples, settings, "the rollouts"), key=lambda s: hashlib.sha256(s.sample_id.encode()).digest()
+    )
     held = {sample.sample_id for sample in ranked[:count]}
     kept = tuple(sample for sample in corpus.samples if sample.sample_id not in held)
     return (
         kept,
         tuple(sample for sample in corpus.samples if sample.sample_id in held),
         "split of the training rollouts",
+    )
+
+
+def read_heldout(directory: Path, corpus: Rollouts, settings: Settings) -> tuple[Sample, ...]:
+    """Held-out answers of the target that the corpus is of, with the same chat template."""
+    return read_rollouts(directory, settings.training.max_length, corpus.target, corpus.template_hash).samples
+
+
+def walkable(samples: Sequence[Sample], settings: Settings, source: str) -> tuple[Sample, ...]:
+    """The samples along which a drafter can be walked: those with a whole round of drafts.
+
+    Raises:
+        SettingError: there is none.
+    """
+    depth = settings.training.depth
+    if long_enough := tuple(sample for sample in samples if len(sample.response_ids) > depth):
+        return long_enough
+    raise SettingError(
+        f"training.heldout_prompts: no answer in {source} has more than training.depth = {depth} tokens; make longer "
+        "ones, or set it to 0"
     )
 
 

@@ -9,11 +9,12 @@ import ray.train
 from pipelines.training.engine import DrafterEngine, Progress, agree
 from pipelines.training.environment import prepare_process
 from pipelines.training.forecast import STATE_BYTES_PER_PARAMETER
-from pipelines.training.job import LOG, STOP_FILE, WorkerJob
+from pipelines.training.job import LOG, METRICS, STOP_FILE, WorkerJob
 from pipelines.training.keeper import Keeper
 from pipelines.training.records import RunLog
 from pipelines.training.stepper import Stepper
-from tierspec.artifacts import require_disk
+from tierspec.artifacts import read_json, require_disk
+from tierspec.errors import SettingError
 from tierspec.models.loading import load_target
 from tierspec.training.data import check_token_ids
 from tierspec.training.families import build_trainee
@@ -37,17 +38,21 @@ class TrainingRun:
         target = load_target(place.source, dtype=place.dtype, device=place.device, numerics=place.numerics)
         self._device = target.decoder.device
 
+        if target.template_hash != job.template_hash:
+            raise SettingError(
+                f"target.source: the chat template of {place.source} is not the one that the rollouts were made with"
+            )
         check_token_ids((*job.samples, *job.heldout), target.config.vocab_size)
         trainee, self._coverage = build_trainee(job.settings, target, job.samples)
         if self._rank == 0:
             needed = STATE_BYTES_PER_PARAMETER * sum(p.numel() for p in trainee.parameters())
             require_disk(job.state, needed * (self._training.keep_last + 2), "run.root", what="jobs.train")
         engine = DrafterEngine(trainee, self._training, self._world)
-        self._progress = _restored(engine)
+        self._progress, metrics = _restored(engine)
         self._stepper = Stepper(job, trainee, engine, target, self._rank, self._world, self._progress.step)
         self._log = self._open_log() if self._rank == 0 else None
-        self._keeper = Keeper(job, trainee, engine, target, self._log)
-        self._scalars: dict[str, float] = {}
+        self._keeper = Keeper(job, trainee, engine, target, self._log, metrics.get("heldout", {}))
+        self._scalars: dict[str, float] = metrics.get("training", {})
 
     def run(self) -> None:
         """Train to the end of the budget, or until asked to stop; the state is saved in both cases."""
@@ -114,10 +119,10 @@ class TrainingRun:
         }
 
 
-def _restored(engine: DrafterEngine) -> Progress:
-    """The state of the run's last checkpoint, loaded; a new one if there is none."""
+def _restored(engine: DrafterEngine) -> tuple[Progress, dict[str, Any]]:
+    """The state of the run's last checkpoint, loaded, and the metrics kept with it; a new state if there is none."""
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
-        return Progress()
+        return Progress(), {}
     with checkpoint.as_directory() as directory:
-        return engine.load(Path(directory))
+        return engine.load(Path(directory)), read_json(Path(directory) / METRICS)

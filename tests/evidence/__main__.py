@@ -7,6 +7,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from tests.evidence import keyed_rule
@@ -17,7 +18,16 @@ from tierspec.evaluation.environment import describe_environment
 
 PARTS = ("losslessness", "keyed_rule", "decode", "training")
 LEAST_P_VALUE = 1e-4
-_TRAINING = "tierspec/training"
+BENCHMARK_SOURCES = {
+    "decode": ("benchmarks/decode.py", "benchmarks/timing.py"),
+    "training": (
+        "benchmarks/training.py",
+        "benchmarks/timing.py",
+        "configs/smollm2-135m.yaml",
+        "tierspec/settings",
+        "tierspec/training",
+    ),
+}
 ROOT = Path(__file__).parents[2]
 
 
@@ -53,11 +63,10 @@ def main() -> int:
         passed &= result["passed"]
     if "keyed_rule" in parts:
         passed &= check_keyed_rule(options.output / "keyed_rule.json", options.fresh)
-    if "decode" in parts and not is_current(options.output / "decode.json", options.fresh):
-        command = ["benchmarks.decode", "--target", options.target]
-        passed &= measure(command, options.output / "decode.json", sources_sha256())
-    if "training" in parts and not is_current(options.output / "training.json", options.fresh, _TRAINING):
-        passed &= measure(["benchmarks.training"], options.output / "training.json", sources_sha256(_TRAINING))
+    for name, arguments in (("decode", ["--target", options.target]), ("training", [])):
+        output, sources = options.output / f"{name}.json", BENCHMARK_SOURCES[name]
+        if name in parts and not is_current(output, options.fresh, *sources):
+            passed &= measure(name, arguments, output, sources_sha256(*sources))
     print("all claims hold" if passed else "a claim FAILED")
     return 0 if passed else 1
 
@@ -76,17 +85,21 @@ def check_keyed_rule(output: Path, fresh: bool) -> bool:
     return all(test["p_value"] >= LEAST_P_VALUE for test in tests.values())
 
 
-def measure(command: list[str], output: Path, sources: str) -> bool:
-    """A benchmark, in a process of its own, so that nothing else holds memory or threads."""
-    passed = subprocess.run([sys.executable, "-m", *command, "--output", str(output)], cwd=ROOT).returncode == 0
-    if output.is_file():
-        result = json.loads(output.read_text(encoding="utf-8"))
-        atomic_write_json(output, result | {"sources_sha256": sources})
-    return passed
+def measure(name: str, arguments: list[str], output: Path, sources: str) -> bool:
+    """A benchmark, in a process of its own, so that nothing else holds memory or threads. Unless it passes, `output`
+    stays as it was."""
+    with tempfile.TemporaryDirectory() as directory:
+        made = Path(directory) / "result.json"
+        command = [sys.executable, "-m", f"benchmarks.{name}", *arguments, "--output", str(made)]
+        if subprocess.run(command, cwd=ROOT).returncode != 0:
+            return False
+        result = json.loads(made.read_text(encoding="utf-8"))
+    atomic_write_json(output, result | {"sources_sha256": sources})
+    return True
 
 
 def is_current(output: Path, fresh: bool, *more: str) -> bool:
-    """Whether `output` is a result of these sources, the folders `more` among them."""
+    """Whether `output` is a result of these sources, the folders and files `more` among them."""
     if fresh or not output.is_file():
         return False
     return bool(json.loads(output.read_text(encoding="utf-8")).get("sources_sha256") == sources_sha256(*more))

@@ -12,15 +12,16 @@ _FOLDERS = (
     "tierspec/decoding",
     "actors",
 )
-_SUFFIXES = (".py", ".cpp")
+_SUFFIXES = (".py", ".cpp", ".yaml")
 
 
 def sources_sha256(*more: str) -> str:
     """Digest of the sources of the decoder, the drafters, the verification and the processes that serve them, and of
-    the folders `more`."""
+    the folders and files `more`."""
     digest = hashlib.sha256()
-    for folder in (*_FOLDERS, *more):
-        for file in sorted((_ROOT / folder).rglob("*")):
+    for place in (*_FOLDERS, *more):
+        path = _ROOT / place
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.suffix in _SUFFIXES:
                 digest.update(f"{file.relative_to(_ROOT)}\0".encode() + file.read_bytes())
     return digest.hexdigest()

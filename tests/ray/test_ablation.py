@@ -75,6 +75,11 @@ def test_runs_are_made_once_and_compared_in_pairs(settings: Settings, output: Pa
             ["ablation.variants={base: [training.depht=2]}"],
             r"ablation\.variants\.base: unknown setting",
         ),
+        (
+            ["ablation.variants={base: [training.batch_sequences=1]}"],
+            r"base changes training\.batch_sequences, which all",
+        ),
+        (["ablation.variants={base: [training.max_minutes=1]}"], r"base changes training\.max_minutes, which all"),
         (["ablation.baseline=vat"], r"ablation\.baseline is vat, which is not one of"),
         (["run.name=empty"], r"no rollouts in|no held-out rollouts in"),
     ],

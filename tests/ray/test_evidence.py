@@ -1,5 +1,6 @@
 import json
 
+from tests.evidence.__main__ import is_current, measure
 from tests.evidence.losslessness import CELLS, run_matrix
 from tests.support.target_drafters import write_untrained_drafter
 
@@ -20,3 +21,11 @@ def test_the_matrix_runs_resumes_and_starts_anew(tiny_target, tmp_path):
 
     run_matrix(drafter, output, cells=few[:1], **arguments | {"new_tokens": 4})
     assert list(json.loads(output.read_text())["cells"]) == [few[0].name]
+
+
+def test_a_benchmark_that_fails_leaves_the_older_result_as_it_was(tmp_path):
+    output = tmp_path / "result.json"
+    output.write_text('{"sources_sha256": "older"}')
+    assert not measure("decode", ["--target", "nowhere"], output, "newer")
+    assert json.loads(output.read_text()) == {"sources_sha256": "older"}
+    assert not is_current(output, fresh=False)

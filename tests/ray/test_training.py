@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -152,6 +153,16 @@ def test_a_stopped_and_then_killed_run_ends_with_the_same_weights(line: Line, wh
 def test_a_finished_run_is_not_repeated(line: Line, whole: dict[str, Any]) -> None:
     again = line.train("whole", *LONG)
     assert again.items() >= whole.items()
+
+
+def test_a_run_killed_before_its_drafter_was_there_publishes_what_it_measured(
+    line: Line, whole: dict[str, Any]
+) -> None:
+    shutil.copytree(line.root / "whole" / "training", line.root / "late" / "training")
+    late = line.train("late", *LONG)
+    same = ("accept_len", "per_position_acceptance", "train_accept_len", "loss", "best_step", "tokens")
+    assert {name: late[name] for name in same} == {name: whole[name] for name in same}
+    assert [record["step"] for record in line.records("late", "heldout")] == [60, 120, STEPS]
 
 
 def test_other_settings_do_not_go_on_from_a_state(line: Line, whole: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """The page of a training run: how loss and accept length went, and one held-out sample token by token."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from tierspec.evaluation.page import render_page
@@ -62,7 +63,7 @@ def _round(block: Mapping[str, Any], ids: Sequence[int], decode: Callable[[Seque
         "known": decode(ids[max(0, anchor - _CONTEXT + 1) : anchor + 1]),
         "drafts": [
             {"text": decode([token]), "state": state, "belief": belief}
-            for token, state, belief in zip(block["drafted"], states, block["belief"], strict=False)
+            for token, state, belief in zip_longest(block["drafted"], states[: len(block["drafted"])], block["belief"])
         ],
         "target": decode(ids[own : own + 1]) if own < len(ids) else "",
     }

@@ -37,7 +37,8 @@ class ObjectiveSettings(Group):
     weighting: Literal["adaptive", "fixed", "cutoff", "d-pace"] = Field(
         "adaptive",
         description="adaptive: the schedule begins at the first rejection; fixed: at position 1; cutoff: ends with the "
-        "first rejection (arXiv 2607.01893); d-pace: the drafter's own confidence instead (arXiv 2605.18810)",
+        "first rejection (arXiv 2607.01893); d-pace: the drafter's own confidence (arXiv 2605.18810), where the "
+        "schedule only sets what the loss is divided by",
     )
     verification: Literal["greedy", "rejection", "keyed"] = Field(
         "greedy",

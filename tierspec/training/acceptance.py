@@ -4,7 +4,7 @@ would be accepted.
 Legend: M rows, V and C target and draft vocabulary, B sequences, A anchors, K draft positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -52,7 +52,8 @@ class RejectionAcceptance:
     """Speculative sampling (arXiv 2211.17192): a token x drawn from the drafter is accepted with probability
     min(1, p(x) / q(x)).
 
-    Every call draws from `generator`, which lives on the rows' device.
+    Both distributions are those of temperature 1, untruncated, whatever the rollouts were sampled with. Every call
+    draws from `generator`, which lives on the rows' device.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -79,9 +80,10 @@ class SamplingKeys:
         """One key per element of `positions_BAK`, the indices of the drafted tokens in their sequences.
 
         Raises:
-            SettingError: a sample does not say how it was sampled.
+            SettingError: see `check_sampling_known`.
         """
-        drawn = [_sampling(sample) for sample in samples]
+        check_sampling_known(samples)
+        drawn = [sample.sampling or RowSampling() for sample in samples]
         repeats = positions_BAK[0].numel()
 
         def column(values: list, dtype: torch.dtype) -> Tensor:
@@ -96,13 +98,14 @@ class SamplingKeys:
         )
 
 
-def _sampling(sample: Sample) -> RowSampling:
-    if sample.sampling is None:
-        raise SettingError(
-            f"training.objective.verification is keyed, but the rollout {sample.sample_id} does not say how it was "
-            "sampled (columns top_p, top_k and seed): use greedy or rejection"
-        )
-    return sample.sampling
+def check_sampling_known(samples: Iterable[Sample]) -> None:
+    """SettingError if a sample does not say how it was sampled, which keyed verification follows."""
+    for sample in samples:
+        if sample.sampling is None:
+            raise SettingError(
+                f"training.objective.verification is keyed, but the rollout {sample.sample_id} does not say how it was "
+                "sampled (columns top_p, top_k and seed): use greedy or rejection"
+            )
 
 
 class KeyedAcceptance:

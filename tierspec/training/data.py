@@ -73,15 +73,16 @@ class Rollouts:
         return sum(len(sample.response_ids) for sample in self.samples)
 
 
-def read_rollouts(path: Path, max_length: int) -> Rollouts:
+def read_rollouts(path: Path, max_length: int, target: str = "", template_hash: str = "") -> Rollouts:
     """All Parquet files under `path` (or the one file it is), in the order of their names.
 
     Responses are cut so that a sample has at most `max_length` tokens; a sample without two response tokens is dropped.
+    `target` and `template_hash`: whose answers they must be, if given.
 
     Raises:
         ArtifactError: nothing there, a broken file, a missing or malformed column, or answers of different targets or
             templates.
-        SettingError: no sample is left.
+        SettingError: no sample is left; answers of another target or chat template.
     """
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
@@ -107,8 +108,12 @@ def read_rollouts(path: Path, max_length: int) -> Rollouts:
             f"training.max_length is {max_length}: none of the {dropped} rollouts in {path} has two response tokens "
             "within it"
         )
-    target, template_hash = origins.pop()
-    return Rollouts(tuple(samples), cut, dropped, target, template_hash)
+    of_target, with_template = origins.pop()
+    if target and of_target != target:
+        raise SettingError(f"target.source is {target}, but the rollouts in {path} are answers of {of_target}")
+    if template_hash and with_template != template_hash:
+        raise SettingError(f"target.source: the rollouts in {path} were made with another chat template")
+    return Rollouts(tuple(samples), cut, dropped, of_target, with_template)
 
 
 def _sampling(row: dict) -> RowSampling | None:

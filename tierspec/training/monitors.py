@@ -10,6 +10,7 @@ from tierspec.training.factors import Coefficients
 NAMES = (
     *(
         "valid",
+        "reached",
         "survived",
         "late",
         "differs",
@@ -51,8 +52,11 @@ class Monitors:
         does, None if it is no part of the loss."""
         valid = valid.cumprod(-1).bool()
         soft_on, hard_on = coefficients.soft > 0, coefficients.hard > 0
+        before = torch.ones_like(valid)
+        before[..., 1:] = coefficients.survived[..., :-1]
         rows = (
             valid,
+            valid & before,
             coefficients.survived,
             coefficients.late,
             coefficients.differs,
@@ -78,8 +82,9 @@ class Monitors:
         return Monitors(self.sums + other.sums)
 
     def scalars(self) -> dict[str, float]:
-        """Means for a log. accept_len counts the bonus token (glossary); `name/k` is draft position k, 1-based;
-        accepted/k = P(position k survives | reached), the rest are means over positions where the term exists.
+        """Means for a log. accept_len counts the bonus token (glossary) and is a little low, since blocks at the ends
+        of responses are shorter than K; `name/k` is draft position k, 1-based; accepted/k = P(position k survives |
+        reached), the rest are means over positions where the term exists.
         disagreement is the share of positions where the target's likeliest token is not the corpus token: with greedy
         rollouts of the same target it is rounding alone."""
         sums = dict(zip(NAMES, self.sums.tolist(), strict=True))
@@ -89,9 +94,8 @@ class Monitors:
             "late_matches": sum(sums["late"]) / blocks,
             "disagreement": sum(sums["differs"]) / max(1.0, sum(sums["valid"])),
         }
-        reached = [sums["valid"][0], *sums["survived"][:-1]]
         for name, counts, totals in (
-            ("accepted", reached, sums["survived"]),
+            ("accepted", sums["reached"], sums["survived"]),
             ("survived", sums["valid"], sums["survived"]),
             ("soft", sums["soft_count"], sums["soft"]),
             ("hard", sums["hard_count"], sums["hard"]),

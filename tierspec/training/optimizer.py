@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tierspec.config import TrainingSettings
+from tierspec.errors import SettingError
 
 
 class GroupClippedAdamW(torch.optim.AdamW):
@@ -19,17 +20,26 @@ class GroupClippedAdamW(torch.optim.AdamW):
         super().__init__(
             groups, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
         )
-        self._limit = settings.gradient_clip
+        self._limit, self._rate = settings.gradient_clip, settings.learning_rate
         self._partitioned = partitioned
         self.gradient_norms: dict[str, float] = {}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Clip, then step; `gradient_norms` holds the norms before clipping, by group name."""
+        """Clip, then step; `gradient_norms` holds the norms before clipping, by group name.
+
+        Raises:
+            SettingError: a norm is not finite; no weight of its group has changed.
+        """
         for group in self.param_groups:
             gradients = [p.grad for p in group["params"] if p.grad is not None]
             if gradients:  # ZeRO-3 steps group by group, the others being empty
                 norm = self._norm(gradients)
+                if not math.isfinite(norm):
+                    raise SettingError(
+                        f"training.learning_rate is {self._rate:g}: the gradient of {group['name']} is not finite; "
+                        "lower it"
+                    )
                 self.gradient_norms[group["name"]] = norm
                 if norm > self._limit:
                     torch._foreach_mul_(gradients, self._limit / norm)

@@ -10,6 +10,8 @@ from tierspec.training.features import SequenceFeatures
 from tierspec.training.simulation import survival
 from tierspec.training.trainee import Trainee
 
+_ANCHORS_AT_ONCE = 64
+
 
 @torch.no_grad()
 def token_view(trainee: Trainee, features: SequenceFeatures, sample: Sample) -> dict[str, Any]:
@@ -18,12 +20,14 @@ def token_view(trainee: Trainee, features: SequenceFeatures, sample: Sample) -> 
     Returns:
         sample_id; token_ids; supervised_from, the first supervised token; blocks, one per anchor, each with `anchor`
         (index of the last token it knows), `drafted` (target ids), `survived` (how many were accepted before the first
-        miss) and `belief` (the verification head's probability that each survives). Blocks at the end are shorter.
+        miss) and `belief` (the verification head's probability that each survives; empty if the head is not trained).
+        Blocks at the end are shorter.
     """
     rows = torch.arange(sample.first_anchor, sample.first_anchor + sample.num_anchors)
     batch = trainee.collate([sample], [features], [rows])
     states_AKD = trainee.states(batch)[0].float()
-    draft_AK = (states_AKD @ trainee.token_head().float().T).argmax(-1)
+    head_DC = trainee.token_head().float().T
+    draft_AK = torch.cat([(part @ head_DC).argmax(-1) for part in states_AKD.split(_ANCHORS_AT_ONCE)])
     valid_AK = batch.valid_BAK[0]
     survived_AK = survival(draft_AK == batch.teacher.top_columns.view_as(draft_AK), valid_AK)
     belief_AK = torch.sigmoid(trainee.verification_head(states_AKD)[..., 0])
@@ -37,7 +41,7 @@ def token_view(trainee: Trainee, features: SequenceFeatures, sample: Sample) -> 
                 "anchor": row + 1,
                 "drafted": drafted[:valid].tolist(),
                 "survived": int(survived.sum()),
-                "belief": [round(value, 4) for value in belief[:valid].tolist()],
+                "belief": [round(value, 4) for value in belief[: valid * trainee.trains_head].tolist()],
             }
         )
     return {

@@ -87,6 +87,11 @@ class Trainee(nn.Module, ABC):
         self._teacher_head = decoder.head_weight()[vocabulary.target_ids.to(decoder.device)].to(self._compute)
         self._gradient_squares: dict[str, Tensor] = {}
 
+    @property
+    def trains_head(self) -> bool:
+        """Whether the verification head is part of the loss."""
+        return self._objective.head and self._objective.head_beta > 0
+
     @abstractmethod
     def unroll(self, batch: AnchorBatch) -> Tensor:
         """States before the heads (after the final norm) of every draft position, [B, A, K, D]; see `states`."""
@@ -149,15 +154,15 @@ class Trainee(nn.Module, ABC):
         top_ids = torch.cat([f.top_ids for f in features]).cpu()
         normalisers = [f.log_normaliser for f in features if f.log_normaliser is not None]
         teacher = TeacherRows(
-            hidden=torch.cat([f.last for f in features]).to(self._compute),
+            hidden=torch.cat([f.last for f in features]).to(device, self._compute),
             rows=flat_rows.flatten(0, 1).to(device),
             top_columns=self._columns[top_ids[flat_rows]].flatten(0, 1).to(device),
             label_columns=self._columns[flat_tokens[flat_rows + valid_BAK]].flatten(0, 1).to(device),
             head=self._teacher_head,
-            log_normaliser=torch.cat(normalisers) if normalisers else None,
+            log_normaliser=torch.cat(normalisers).to(device) if normalisers else None,
         )
         return AnchorBatch(
-            captured_BTF=pad_sequence([f.captured for f in features], batch_first=True),
+            captured_BTF=pad_sequence([f.captured for f in features], batch_first=True).to(device),
             next_tokens_BT=torch.cat((tokens_BT[:, 1:], tokens_BT[:, :1]), 1).to(device),
             anchors_BA=anchors_BA.to(device),
             valid_BAK=valid_BAK.to(device),

@@ -1,8 +1,8 @@
 """Accept length on held-out rollouts, walked round by round along the target's own text.
 
-Drafting as at inference: take in what the last round committed, draft K tokens, keep the prefix that the text has, go
-on behind it. On greedy text this is what strict verification accepts; averaging over all positions instead overstates
-it, because hard positions are visited more often.
+Drafting as at inference: take in what the last round committed, draft K tokens with the sampling and the seed that the
+text was made with, keep the prefix that the text has, go on behind it. That is what strict verification accepts;
+averaging over all positions instead overstates it, because hard positions are visited more often.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ import torch
 
 from tierspec.drafters.protocol import Drafter, DraftRequest
 from tierspec.models import PAGE_TOKENS
+from tierspec.sampling import RowSampling
 from tierspec.training.data import Sample
 from tierspec.training.features import FeatureRequest, TargetFeatures
 
@@ -73,6 +74,7 @@ class _Text:
 
     def __init__(self, drafter: Drafter, features: TargetFeatures, number: int, sample: Sample) -> None:
         self.number, self.name = number, str(number)
+        self._sampling = sample.sampling or RowSampling()
         self._ids = sample.token_ids
         (found,) = features([FeatureRequest(number, self._ids, len(self._ids))])
         pieces = found.captured.chunk(len(drafter.feature_layers), -1)
@@ -86,7 +88,8 @@ class _Text:
     def request(self, max_tokens: int) -> DraftRequest:
         base, end = self._held, self._committed - 1
         self._held = end
-        return DraftRequest(self.name, base, self._ids[base + 1 : end + 1], self._projected[base:end], max_tokens)
+        tokens, features = self._ids[base + 1 : end + 1], self._projected[base:end]
+        return DraftRequest(self.name, base, tokens, features, max_tokens, self._sampling)
 
     def advance(self, drafts: Sequence[int]) -> int:
         text = torch.tensor(self._ids[self._committed : self._committed + len(drafts)])

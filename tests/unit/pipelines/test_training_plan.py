@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -122,6 +124,38 @@ def test_a_state_is_gone_on_from_only_with_what_shaped_it(settings: Settings) ->
     refuse_changes(anew.state, anew.identity)
     with pytest.raises(SettingError, match="the rollouts are not those"):
         refuse_changes(anew.state, anew.identity | {"rollouts": "others"})
+
+    (anew.state / "identity.json").unlink()
+    refuse_changes(anew.state, anew.identity)
+    (anew.state / "checkpoints").mkdir()
+    with pytest.raises(SettingError, match=r"does not say what it was made with \(no identity\.json\)"):
+        refuse_changes(anew.state, anew.identity)
+
+
+def test_heldout_rollouts_are_answers_of_the_same_target(settings: Settings, tiny_target: Target) -> None:
+    heldout = output_of(settings).parent / "rollouts" / "heldout"
+    write_tiny_rollouts(heldout, tiny_target, count=2, seed=1, tokens=4)
+    (file,) = heldout.glob("*.parquet")
+    table = pq.read_table(file)
+    for column, line in (("target", r"target\.source is embedded:tiny, but .*heldout"), ("template_hash", "template")):
+        other = table.set_column(table.column_names.index(column), column, pa.array(["other"] * 2))
+        pq.write_table(other, file)
+        with pytest.raises(SettingError, match=line):
+            plan_training(settings, output=output_of(settings))
+
+
+def test_heldout_rollouts_without_a_whole_round_measure_nothing(settings: Settings, tiny_target: Target) -> None:
+    write_tiny_rollouts(output_of(settings).parent / "rollouts" / "heldout", tiny_target, count=2, seed=1, tokens=3)
+    with pytest.raises(
+        SettingError, match=r"^training\.heldout_prompts: no answer in .* more than training\.depth = 3"
+    ):
+        plan_training(settings, output=output_of(settings))
+
+
+def test_keyed_verification_needs_to_know_the_sampling(settings: Settings) -> None:
+    keyed = settings.override("training.objective.verification=keyed")
+    with pytest.raises(SettingError, match=r"^training\.objective\.verification is keyed, but the rollout"):
+        plan_training(keyed, output=output_of(settings))
 
 
 def test_a_resumed_log_forgets_the_steps_that_were_lost(tmp_path: Path) -> None:

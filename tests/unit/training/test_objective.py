@@ -45,6 +45,15 @@ def test_the_targets_own_logits_survive_everywhere() -> None:
     assert monitors.scalars()["late_matches"] == 0
 
 
+def test_acceptance_is_among_the_blocks_that_have_the_position() -> None:
+    data = blocks()
+    data["draft_logits"] = data["target_logits"].clone()
+    data["draft_logits"][0, 1] = data["target_logits"][0, 1].roll(1, -1)
+    data["valid"][1:3, 1:] = False
+    scalars = vat_loss(**data, settings=ObjectiveSettings())[1].scalars()
+    assert [scalars[f"accepted/{k}"] for k in (1, 2, 3)] == pytest.approx([1.0, 1 - 1 / 4, 1.0])
+
+
 def test_all_weightings_agree_on_a_one_position_block_and_differ_after_acceptance() -> None:
     data = blocks()
     data["draft_logits"] = data["target_logits"] * 0.5

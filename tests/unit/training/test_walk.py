@@ -5,6 +5,7 @@ import torch
 
 from tests.support.drafters import tiny_decoder
 from tierspec.drafters import DraftRequest
+from tierspec.sampling import RowSampling
 from tierspec.training.data import Sample
 from tierspec.training.features import TargetFeatures
 from tierspec.training.walk import walk
@@ -42,7 +43,7 @@ class ScriptedDrafter:
 def test_rounds_follow_what_was_accepted(tmp_path_factory: pytest.TempPathFactory) -> None:
     decoder = tiny_decoder(tmp_path_factory.mktemp("target"))
     samples = [
-        Sample("a", (5, 6), tuple(range(10, 22))),
+        Sample("a", (5, 6), tuple(range(10, 22)), sampling=RowSampling(0.8, 20, 0.9, 7)),
         Sample("b", (7,), tuple(range(30, 34))),
         Sample("c", (8,), (1, 2)),
     ]
@@ -56,4 +57,6 @@ def test_rounds_follow_what_was_accepted(tmp_path_factory: pytest.TempPathFactor
     assert result.per_position_acceptance == [4 / 5, 2 / 4, 1 / 2]
     rows = [(r.base, len(r.token_ids)) for r in drafter.requests if r.sequence_id == "0"]
     assert rows == [(0, 2), (2, 3), (5, 1), (6, 4)]
+    assert {r.sampling for r in drafter.requests if r.sequence_id == "0"} == {RowSampling(0.8, 20, 0.9, 7)}
+    assert all(r.sampling.greedy for r in drafter.requests if r.sequence_id == "1")
     assert all(r.features.shape == (len(r.token_ids), 48) for r in drafter.requests)

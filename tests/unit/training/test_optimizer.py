@@ -1,0 +1,31 @@
+import pytest
+import torch
+
+from tierspec.config import TrainingSettings
+from tierspec.errors import SettingError
+from tierspec.training.optimizer import GroupClippedAdamW
+
+
+def optimizer_of(*gradients: list[float]) -> GroupClippedAdamW:
+    groups = []
+    for number, gradient in enumerate(gradients):
+        parameter = torch.nn.Parameter(torch.zeros(len(gradient)))
+        parameter.grad = torch.tensor(gradient)
+        groups.append({"name": f"group{number}", "params": [parameter]})
+    return GroupClippedAdamW(groups, TrainingSettings(gradient_clip=0.5))
+
+
+def test_every_group_is_clipped_by_its_own_norm() -> None:
+    optimizer = optimizer_of([3.0, 4.0], [0.3, 0.0])
+    optimizer.step()
+    assert optimizer.gradient_norms == pytest.approx({"group0": 5.0, "group1": 0.3})
+    clipped = [group["params"][0].grad.tolist() for group in optimizer.param_groups]
+    assert clipped[0] == pytest.approx([0.3, 0.4]) and clipped[1] == pytest.approx([0.3, 0.0])
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_gradient_that_is_not_finite_changes_no_weight(bad: float) -> None:
+    optimizer = optimizer_of([1.0, bad])
+    with pytest.raises(SettingError, match=r"^training\.learning_rate is .* gradient of group0 is not finite"):
+        optimizer.step()
+    assert not optimizer.param_groups[0]["params"][0].any()
