@@ -135,7 +135,7 @@ def drafter_directory(settings: Settings) -> Path:
     path = run_directory(settings, "drafter") if named in (None, "auto") else Path(str(named)).expanduser()
     if not (path / "config.json").is_file():
         raise SettingError(
-            f"evaluation.methods: eagle3 and auto need a drafter, and {path} holds none; "
+            f"evaluation.methods: neural and auto need a drafter, and {path} holds none; "
             "run jobs.train first, or leave these methods out"
         )
     return path

@@ -90,7 +90,7 @@ class RolloutSettings(Group):
     )
 
 
-Method = Literal["autoregressive", "suffix", "eagle3", "auto", "transformers", "transformers_prompt_lookup"]
+Method = Literal["autoregressive", "suffix", "neural", "auto", "transformers", "transformers_prompt_lookup"]
 
 
 class EvaluationSettings(Group):
@@ -98,7 +98,7 @@ class EvaluationSettings(Group):
     prompts: CountOrZero = Field(0, description="prompts per held-out set; 0 takes all")
     repeats: Count = Field(3, description="timed runs per prompt and method; the median counts")
     methods: tuple[Method, ...] = Field(
-        ("autoregressive", "suffix", "eagle3", "auto", "transformers", "transformers_prompt_lookup"),
+        ("autoregressive", "suffix", "neural", "auto", "transformers", "transformers_prompt_lookup"),
         description="methods measured side by side",
     )
     temperature: float = Field(0.0, ge=0.0, description="0 is greedy")

@@ -31,7 +31,7 @@ def test_a_report_with_its_provenance(arguments, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
-        ("serve.drafter=null", "evaluation.methods: eagle3 and auto need a drafter"),
+        ("serve.drafter=null", "evaluation.methods: neural and auto need a drafter"),
         ("prompts.heldout=[nowhere.jsonl]", "prompts.heldout: nowhere.jsonl matches no file"),
         ("evaluation.methods=[suffix]", "evaluation.methods lacks 'autoregressive'"),
     ],

@@ -18,8 +18,7 @@ from pipelines.training.records import read_records
 from tests.support.rollouts import write_tiny_rollouts
 from tierspec.artifacts import write_provenance
 from tierspec.config import Settings, load_settings
-from tierspec.drafters import load_drafter
-from tierspec.drafters.eagle3 import read_eagle3
+from tierspec.drafters import load_drafter, read_drafter
 from tierspec.errors import SettingError
 from tierspec.models import Target
 from tierspec.training.data import DataOrder, read_rollouts, sample_anchors
@@ -118,7 +117,7 @@ def test_checkpoints_carry_what_is_needed_and_are_pruned(line: Line, whole: dict
         assert {"deepspeed", "inference", "metrics.json", "run.yaml", "command.txt", "versions.json"} <= {
             path.name for path in checkpoint.iterdir()
         }
-        read_eagle3(checkpoint / "inference")
+        read_drafter(checkpoint / "inference")
         assert json.loads((checkpoint / "metrics.json").read_text())["heldout"]["accept_len"] >= 1
     assert [record["step"] for record in line.records("whole", "heldout")] == [60, 120, STEPS]
     assert [record["step"] for record in line.records("whole", "step")] == list(range(1, STEPS + 1))
@@ -197,10 +196,10 @@ def test_workers_and_micro_batches_give_the_steps_of_one_plain_batch(line: Line,
         expected |= {name: value for name, value in monitors.scalars().items() if not name.startswith("head_auc")}
         assert {name: record[name] for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert step == 2
-    _, weights, _, head = read_eagle3(line.root / "ranks" / "drafter")
-    assert head.keys() == {"weight", "bias"}
+    found = read_drafter(line.root / "ranks" / "drafter")
+    assert found.verification_head.keys() == {"weight", "bias"}
     for name, tensor in trainee.drafter.state_dict().items():
-        torch.testing.assert_close(weights[name].float(), tensor, rtol=2e-2, atol=1e-3)
+        torch.testing.assert_close(found.weights[name].float(), tensor, rtol=2e-2, atol=1e-3)
 
 
 def test_features_from_everywhere_give_the_same_losses(line: Line) -> None:
@@ -223,15 +222,17 @@ def test_a_large_folder_of_features_is_refused(line: Line) -> None:
         line.train("large", "training.features=cached", "training.feature_disk_gb=0.0001")
 
 
-def test_zero_stages_give_the_same_losses(line: Line) -> None:
+@pytest.mark.parametrize(("family", "stages"), [("eagle3", (0, 1, 2, 3)), ("dflash", (0, 3))])
+def test_zero_stages_give_the_same_losses(line: Line, family: str, stages: tuple[int, ...]) -> None:
     few = ("training.workers=2", "training.max_steps=4", "training.epochs=5", "training.heldout_prompts=2")
     losses = {}
-    for stage in range(4):
-        line.train(f"zero{stage}", *few, f"training.zero_stage={stage}")
-        losses[stage] = [record["loss"] for record in line.records(f"zero{stage}", "step")]
-        read_eagle3(line.root / f"zero{stage}" / "drafter")
-    assert all(losses[stage] == pytest.approx(losses[0], rel=1e-4) for stage in range(4))
-    assert not (line.root / "zero3" / "drafter" / "sample.json").exists()
+    for stage in stages:
+        name = f"{family}-zero{stage}"
+        line.train(name, *few, f"training.zero_stage={stage}", f"drafter.family={family}", "drafter.layers=2")
+        losses[stage] = [record["loss"] for record in line.records(name, "step")]
+        assert read_drafter(line.root / name / "drafter").config.family == family
+    assert all(losses[stage] == pytest.approx(losses[0], rel=1e-4) for stage in stages)
+    assert not (line.root / f"{family}-zero3" / "drafter" / "sample.json").exists()
 
 
 def test_mistakes_are_named_before_any_worker_starts(line: Line, tmp_path: Path) -> None:

@@ -1,16 +1,23 @@
-"""A random drafter for a tiny random target."""
+"""Random drafters for a tiny random target."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tests.support.tiny_models import write_random_llama
 from tierspec.config import ObjectiveSettings
-from tierspec.drafters.eagle3 import DraftVocabulary, Eagle3Config, Eagle3Drafter, embedding_sha256
+from tierspec.drafters import Drafter, DraftVocabulary, embedding_sha256
+from tierspec.drafters.dflash import DFlashConfig
+from tierspec.drafters.eagle3 import Eagle3Config
+from tierspec.drafters.layers import initialize_normal
 from tierspec.models import Decoder
+from tierspec.training.dflash import DFlashTrainee
 from tierspec.training.eagle3 import Eagle3Trainee
+from tierspec.training.trainee import Trainee
 
 DEPTH = 4
+FAMILIES = ("eagle3", "dflash")
 
 
 def tiny_decoder(directory: Path, dtype: torch.dtype = torch.float32) -> Decoder:
@@ -20,28 +27,40 @@ def tiny_decoder(directory: Path, dtype: torch.dtype = torch.float32) -> Decoder
 
 
 def random_trainee(
-    decoder: Decoder, *, precision: str = "fp32", std: float = 0.2, counts: torch.Tensor | None = None
-) -> Eagle3Trainee:
+    decoder: Decoder,
+    *,
+    family: str = "eagle3",
+    precision: str = "fp32",
+    std: float = 0.2,
+    counts: torch.Tensor | None = None,
+) -> Any:
     """A trainee whose weights are large enough for its drafts to differ; 40 draft tokens by `counts`."""
-    config = Eagle3Config.for_target(
-        decoder.config,
-        feature_layers=(),
-        draft_vocab_size=40,
-        max_draft_tokens=DEPTH,
-        source="tiny",
-        embedding_sha256=embedding_sha256(decoder.embedding),
-    )
+    common: dict[str, Any] = {
+        "feature_layers": (),
+        "draft_vocab_size": 40,
+        "max_draft_tokens": DEPTH,
+        "source": "tiny",
+        "embedding_sha256": embedding_sha256(decoder.embedding),
+    }
     if counts is None:
         counts = torch.arange(decoder.config.vocab_size).flip(0) % 7
-    vocabulary = DraftVocabulary.most_frequent(counts, config.draft_vocab_size)
-    trainee = Eagle3Trainee(config, vocabulary, decoder, ObjectiveSettings(), depth=DEPTH, precision=precision, seed=1)
-    trainee.drafter.initialize(torch.Generator().manual_seed(2), std)
+    vocabulary = DraftVocabulary.most_frequent(counts, 40)
+    trainee: Trainee
+    if family == "eagle3":
+        config = Eagle3Config.for_target(decoder.config, **common)
+        objective = ObjectiveSettings()
+        trainee = Eagle3Trainee(config, vocabulary, decoder, objective, depth=DEPTH, precision=precision, seed=1)
+    else:
+        shape = DFlashConfig.for_target(decoder.config, num_layers=2, mask_token_id=1, **common)
+        trainee = DFlashTrainee(shape, vocabulary, decoder, ObjectiveSettings(), precision=precision, seed=1)
+    initialize_normal(trainee.drafter, torch.Generator().manual_seed(2), std)
     with torch.no_grad():
-        for norm in (trainee.drafter.norm, trainee.drafter.layer.input_layernorm, trainee.drafter.layer.hidden_norm):
-            norm.weight.mul_(torch.linspace(0.5, 1.5, config.hidden_size))
+        for name, parameter in trainee.drafter.named_parameters():
+            if parameter.dim() == 1 and "post_attention" not in name:
+                parameter.mul_(torch.linspace(0.5, 1.5, parameter.numel()))
     return trainee
 
 
-def drafter_of(trainee: Eagle3Trainee, decoder: Decoder) -> Eagle3Drafter:
+def drafter_of(trainee: Trainee, decoder: Decoder) -> Drafter:
     """The trainee's weights, packed for inference."""
-    return Eagle3Drafter(trainee.drafter.config, trainee.drafter.state_dict(), trainee.vocabulary, decoder)
+    return trainee.pack(trainee.drafter.state_dict(), decoder)

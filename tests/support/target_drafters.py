@@ -5,30 +5,22 @@ from pathlib import Path
 
 import torch
 
-from tierspec.config import ObjectiveSettings
+from tierspec.config import Settings
 from tierspec.drafters import DraftRequest
-from tierspec.drafters.eagle3 import DraftVocabulary, Eagle3Config, embedding_sha256, save_eagle3
 from tierspec.models import Target
-from tierspec.training.eagle3 import Eagle3Trainee
+from tierspec.training.data import Sample
+from tierspec.training.families import build_trainee
 
 
-def write_untrained_drafter(directory: Path, target: Target, *, depth: int = 3, draft_vocab_size: int = 8192) -> Path:
-    """Saves one that has the target's last layer and head for its own, and returns `directory`."""
-    decoder = target.decoder
-    config = Eagle3Config.for_target(
-        target.config,
-        feature_layers=(),
-        draft_vocab_size=draft_vocab_size,
-        max_draft_tokens=depth,
-        source=target.source,
-        embedding_sha256=embedding_sha256(decoder.embedding),
-    )
-    counts = torch.arange(target.config.vocab_size).flip(0)
-    vocabulary = DraftVocabulary.most_frequent(counts, draft_vocab_size)
-    trainee = Eagle3Trainee(config, vocabulary, decoder, ObjectiveSettings(), depth=depth, precision="fp32", seed=0)
-    trainee.initialize_from_target(decoder)
+def write_untrained_drafter(
+    directory: Path, target: Target, *, depth: int = 3, draft_vocab_size: int = 8192, family: str = "eagle3"
+) -> Path:
+    """Saves one that has the target's last layers and head for its own, and returns `directory`."""
+    shape = [f"drafter.family={family}", f"drafter.draft_vocab_size={draft_vocab_size}", f"training.depth={depth}"]
+    samples = [Sample("most frequent first", (0,), tuple(range(min(draft_vocab_size, target.config.vocab_size))))]
+    trainee, _ = build_trainee(Settings().override(*shape, "drafter.layers=2"), target, samples)
     directory.mkdir(parents=True, exist_ok=True)
-    save_eagle3(directory, config, trainee.drafter.state_dict(), vocabulary)
+    trainee.save(directory, trainee.drafter.state_dict(), {})
     return directory
 
 

@@ -16,9 +16,8 @@ from tierspec.models import PAGE_TOKENS, Target
 from tierspec.sampling import RowSampling
 
 PROMPT_LOOKUP_TOKENS = 10
-DRAFT_SOURCES = {"autoregressive": "none", "suffix": "suffix", "eagle3": "neural", "auto": "auto"}
-NEURAL = frozenset({"eagle3", "auto"})
-_REPORT_NAMES = {"auto": "suffix_or_neural"}
+DRAFT_SOURCES = {"autoregressive": "none", "suffix": "suffix", "neural": "neural", "auto": "auto"}
+NEURAL = frozenset({"neural", "auto"})
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,8 @@ def build_methods(
 ) -> list[Method]:
     """The named methods over one target, for sequences of up to `max_tokens` tokens, prompt included.
 
-    transformers' model is loaded when it is first used, once for all methods. `auto` is reported as suffix_or_neural.
+    transformers' model is loaded when it is first used, once for all methods. `neural` is reported by the family of
+    the drafter, `auto` as suffix_or_neural.
 
     Raises:
         SettingError: an unknown method, or one that needs a neural drafter where there is none.
@@ -75,7 +75,8 @@ def _ours(name: str, target: Target, drafter: Drafter | None, draft: DraftSettin
         (answer,) = cell.generate([prompt_ids], sampling, draft=options)
         return Answer(answer.token_ids, time.perf_counter() - start, answer.stats)
 
-    return Method(_REPORT_NAMES.get(name, name), run)
+    reported = {"auto": "suffix_or_neural", "neural": drafter.family if drafter else name}
+    return Method(reported.get(name, name), run)
 
 
 class ReferenceModel:

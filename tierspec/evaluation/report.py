@@ -13,7 +13,8 @@ METHOD_LABELS = {
     "autoregressive": "autoregressive",
     "suffix": "suffix cache",
     "eagle3": "EAGLE-3",
-    "suffix_or_neural": "suffix or EAGLE-3",
+    "dflash": "DFlash",
+    "suffix_or_neural": "suffix or neural",
     "transformers": "transformers",
     "transformers_prompt_lookup": "transformers, prompt lookup",
 }

@@ -8,9 +8,16 @@ from tierspec.settings.group import Count, CountOrZero, Decay, Fraction, Group, 
 
 
 class DrafterSettings(Group):
-    family: Literal["eagle3"] = Field("eagle3", description="architecture of the neural drafter")
+    family: Literal["eagle3", "dflash"] = Field("eagle3", description="architecture of the neural drafter")
     feature_layers: tuple[int, ...] = Field(
-        (), description="target layers the drafter sees (index into Hugging Face hidden_states); empty: three by depth"
+        (), description="target layers the drafter sees (index into Hugging Face hidden_states); empty: by depth"
+    )
+    layers: int = Field(5, ge=1, le=64, description="dflash: decoder layers of the drafter")
+    mask_token_id: int = Field(
+        -1,
+        ge=-1,
+        description="dflash: token whose embedding stands for one to be filled in; -1: the first embedding that the "
+        "tokenizer does not use, else its padding or end token",
     )
     draft_vocab_size: Count = Field(8192, description="most frequent target tokens the drafter can propose")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tierspec.config import ObjectiveSettings
-from tierspec.drafters.eagle3 import DraftVocabulary
+from tierspec.drafters import DraftVocabulary
 from tierspec.errors import SettingError
 from tierspec.sampling import GREEDY_TEMPERATURE, RowSampling, target_choice
 from tierspec.training.data import Sample

@@ -73,8 +73,9 @@ class _TokenLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dtype = teacher.head.dtype
         cast_weight = weight.to(dtype)
-        grad_hidden, grad_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
-        loss = weight.new_zeros(())
+        grad_hidden = torch.zeros_like(hidden)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        loss = hidden.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
         rows = []
         for start in range(0, hidden.shape[0], blocks_per_chunk):
             blocks = slice(start, start + blocks_per_chunk)
@@ -114,7 +115,8 @@ class _TokenLoss(torch.autograd.Function):
             grad_MC.scatter_add_(-1, label_M1.clamp_min(0), -w_hard_M1.to(grad_MC.dtype))
             grad_MC = grad_MC.to(dtype)
             grad_hidden[blocks] = (grad_MC @ cast_weight).view_as(grad_hidden[blocks])
-            grad_weight += grad_MC.T @ x_MD
+            if grad_weight is not None:
+                grad_weight += grad_MC.T @ x_MD
             rows.append((soft_M, hard_M, accepted_M))
         ctx.save_for_backward(grad_hidden, grad_weight)
         soft, hard, accepted = (torch.cat(parts).view_as(valid) for parts in zip(*rows, strict=True))
@@ -125,7 +127,8 @@ class _TokenLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad * grad_hidden, grad * grad_weight, None, None, None, None, None
+        of_weight = None if grad_weight is None else grad * grad_weight
+        return grad * grad_hidden, of_weight, None, None, None, None, None
 
 
 def state_loss(

@@ -1,13 +1,11 @@
 """EAGLE-3 in training: anchored training-time test over rollouts (arXiv 2503.01840). Legend as in `trainee`."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from tierspec.config import ObjectiveSettings
-from tierspec.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Drafter, save_eagle3
-from tierspec.drafters.eagle3.vocabulary import DraftVocabulary
+from tierspec.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Drafter
+from tierspec.drafters.vocabulary import DraftVocabulary
 from tierspec.models import Decoder
 from tierspec.training.trainee import AnchorBatch, Trainee, Weights
 
@@ -32,16 +30,7 @@ class Eagle3Trainee(Trainee):
         lm_head_rate: float = 1.0,
     ) -> None:
         """`lm_head_rate`: learning rate of the token head as a share of the others'; the rest as in `Trainee`."""
-        super().__init__(
-            Eagle3(config),
-            config.hidden_size,
-            config.feature_layers,
-            vocabulary,
-            decoder,
-            objective,
-            depth=depth,
-            precision=precision,
-        )
+        super().__init__(Eagle3(config), config, vocabulary, decoder, objective, depth=depth, precision=precision)
         generator = torch.Generator().manual_seed(seed)
         self.drafter.initialize(generator)
         self.initialize_head(generator)
@@ -88,6 +77,3 @@ class Eagle3Trainee(Trainee):
 
     def pack(self, weights: Weights, decoder: Decoder) -> Eagle3Drafter:
         return Eagle3Drafter(self.drafter.config, weights, self.vocabulary, decoder)
-
-    def save(self, directory: Path, weights: Weights, head: Weights) -> None:
-        save_eagle3(directory, self.drafter.config, weights, self.vocabulary, head)

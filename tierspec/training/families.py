@@ -3,15 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-
-from torch import Tensor
+from typing import Any
 
 from tierspec.config import Settings
+from tierspec.drafters import DrafterCheckpoint, DraftVocabulary, embedding_sha256, read_drafter
+from tierspec.drafters.config import DrafterConfig
+from tierspec.drafters.dflash import FAMILY as DFLASH
+from tierspec.drafters.dflash import DFlashConfig
 from tierspec.drafters.eagle3 import FAMILY as EAGLE3
-from tierspec.drafters.eagle3 import DraftVocabulary, Eagle3Config, embedding_sha256, read_eagle3
-from tierspec.errors import SettingError
+from tierspec.drafters.eagle3 import Eagle3Config
+from tierspec.errors import ArtifactError, SettingError
 from tierspec.models import Target
 from tierspec.training.data import Sample, token_counts
+from tierspec.training.dflash import DFlashTrainee
 from tierspec.training.eagle3 import Eagle3Trainee
 from tierspec.training.trainee import Trainee
 
@@ -23,56 +27,100 @@ def build_trainee(settings: Settings, target: Target, samples: Sequence[Sample])
     Raises:
         SettingError: the settings do not fit the target, or not the drafter of `training.warm_start`.
     """
-    counts = token_counts(samples, target.config.vocab_size)
-    trainee = _BUILDERS[settings.drafter.family](settings, target, counts)
-    return trainee, trainee.vocabulary.coverage(counts)
-
-
-def _eagle3(settings: Settings, target: Target, counts: Tensor) -> Trainee:
     training, decoder = settings.training, target.decoder
-    config = Eagle3Config.for_target(
-        decoder.config,
+    counts = token_counts(samples, target.config.vocab_size)
+    config = _CONFIGS[settings.drafter.family](
+        settings,
+        target,
         feature_layers=settings.drafter.feature_layers,
         draft_vocab_size=settings.drafter.draft_vocab_size,
         max_draft_tokens=training.depth,
         source=target.source,
         embedding_sha256=embedding_sha256(decoder.embedding),
     )
-    vocabulary = DraftVocabulary.most_frequent(counts, config.draft_vocab_size)
-    start = None
-    if training.warm_start:
-        start = read_eagle3(Path(training.warm_start).expanduser())
-        _refuse_other_shape(start[0], config)
-        vocabulary = start[2]
-    knows_target = start is not None or training.initialize_from_target
-    trainee = Eagle3Trainee(
+    start = _warm_start(training.warm_start, config) if training.warm_start else None
+    vocabulary = start.vocabulary if start else DraftVocabulary.most_frequent(counts, config.draft_vocab_size)
+    trainee = _TRAINEES[settings.drafter.family](config, vocabulary, target, settings)
+    if start is not None:
+        trainee.drafter.load_state_dict(start.weights)
+        if start.verification_head:
+            trainee.verification_head.load_state_dict(start.verification_head)
+    elif training.initialize_from_target:
+        trainee.initialize_from_target(decoder)
+    return trainee, vocabulary.coverage(counts)
+
+
+def _eagle3_config(settings: Settings, target: Target, **common: Any) -> Eagle3Config:
+    return Eagle3Config.for_target(target.config, **common)
+
+
+def _dflash_config(settings: Settings, target: Target, **common: Any) -> DFlashConfig:
+    mask = settings.drafter.mask_token_id
+    return DFlashConfig.for_target(
+        target.config,
+        num_layers=settings.drafter.layers,
+        mask_token_id=_spare_token(target) if mask < 0 else mask,
+        **common,
+    )
+
+
+def _spare_token(target: Target) -> int:
+    """A token that answers do not hold."""
+    tokenizer = target.tokenizer
+    if len(tokenizer) < target.config.vocab_size:
+        return len(tokenizer)
+    for token in (tokenizer.mask_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    raise SettingError("drafter.mask_token_id: the tokenizer has no spare token; name one")
+
+
+def _eagle3(config: Eagle3Config, vocabulary: DraftVocabulary, target: Target, settings: Settings) -> Trainee:
+    training = settings.training
+    knows_target = training.warm_start or training.initialize_from_target
+    return Eagle3Trainee(
         config,
         vocabulary,
-        decoder,
+        target.decoder,
         training.objective,
         depth=training.depth,
         precision=training.precision,
         seed=settings.run.seed,
         lm_head_rate=training.lm_head_rate if knows_target else 1.0,
     )
-    if start is not None:
-        trainee.drafter.load_state_dict(start[1])
-        if start[3]:
-            trainee.verification_head.load_state_dict(start[3])
-    elif training.initialize_from_target:
-        trainee.initialize_from_target(decoder)
-    return trainee
 
 
-def _refuse_other_shape(found: Eagle3Config, wanted: Eagle3Config) -> None:
-    """Only the depth may differ, and where the target came from."""
-    found = replace(found, max_draft_tokens=wanted.max_draft_tokens, target=wanted.target)
-    if found != wanted:
-        name = next(f.name for f in fields(wanted) if getattr(found, f.name) != getattr(wanted, f.name))
+def _dflash(config: DFlashConfig, vocabulary: DraftVocabulary, target: Target, settings: Settings) -> Trainee:
+    training = settings.training
+    return DFlashTrainee(
+        config,
+        vocabulary,
+        target.decoder,
+        training.objective,
+        precision=training.precision,
+        seed=settings.run.seed,
+    )
+
+
+def _warm_start(path: str, wanted: DrafterConfig) -> DrafterCheckpoint:
+    """The drafter to start from; only its depth may differ, and where its target came from."""
+    try:
+        start = read_drafter(Path(path).expanduser())
+    except ArtifactError as error:
+        raise SettingError(f"training.warm_start: {error}") from error
+    if start.config.family != wanted.family:
         raise SettingError(
-            f"training.warm_start: the drafter there has {name} {getattr(found, name)!r}, "
-            f"but these settings ask for {getattr(wanted, name)!r}"
+            f"training.warm_start: the drafter there is of family {start.config.family}, not {wanted.family}"
         )
+    found = replace(start.config, max_draft_tokens=wanted.max_draft_tokens, target=wanted.target)
+    for field in fields(wanted):
+        if getattr(found, field.name) != getattr(wanted, field.name):
+            raise SettingError(
+                f"training.warm_start: the drafter there has {field.name} {getattr(found, field.name)!r}, "
+                f"but these settings ask for {getattr(wanted, field.name)!r}"
+            )
+    return start
 
 
-_BUILDERS: dict[str, Callable[[Settings, Target, Tensor], Trainee]] = {EAGLE3: _eagle3}
+_CONFIGS: dict[str, Callable[..., Any]] = {EAGLE3: _eagle3_config, DFLASH: _dflash_config}
+_TRAINEES: dict[str, Callable[[Any, DraftVocabulary, Target, Settings], Trainee]] = {EAGLE3: _eagle3, DFLASH: _dflash}

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from tierspec.config import ObjectiveSettings
-from tierspec.drafters.eagle3.vocabulary import DraftVocabulary
+from tierspec.drafters.checkpoint import save_checkpoint
+from tierspec.drafters.config import DrafterConfig
 from tierspec.drafters.protocol import Drafter
+from tierspec.drafters.vocabulary import DraftVocabulary
 from tierspec.errors import SettingError
 from tierspec.models import Decoder
 from tierspec.training.acceptance import AcceptanceRule, acceptance_rule
@@ -58,8 +60,7 @@ class Trainee(nn.Module, ABC):
     def __init__(
         self,
         drafter: nn.Module,
-        width: int,
-        feature_layers: Sequence[int],
+        config: DrafterConfig,
         vocabulary: DraftVocabulary,
         decoder: Decoder,
         objective: ObjectiveSettings,
@@ -67,9 +68,10 @@ class Trainee(nn.Module, ABC):
         depth: int,
         precision: str,
     ) -> None:
-        """`width`: size D of the drafter's states; `precision`: "bf16" runs matrix products in bf16 over fp32 weights,
-        "fp32" everything in fp32."""
+        """`drafter`: with the parameters that a checkpoint of `config` holds; `precision`: "bf16" runs matrix products
+        in bf16 over fp32 weights, "fp32" everything in fp32."""
         super().__init__()
+        width = config.hidden_size
         if objective.state and width != decoder.config.hidden_size:
             raise SettingError(
                 f"training.objective.state is {objective.state}, but the drafter's states have {width} "
@@ -77,7 +79,8 @@ class Trainee(nn.Module, ABC):
             )
         self.drafter = drafter
         self.verification_head = nn.Linear(width, 1)
-        self.feature_layers = tuple(feature_layers)
+        self._config = config
+        self.feature_layers = config.feature_layers
         self.depth = depth
         self.vocabulary = vocabulary
         self._objective = objective
@@ -113,9 +116,9 @@ class Trainee(nn.Module, ABC):
     def pack(self, weights: Weights, decoder: Decoder) -> Drafter:
         """The drafter with these `weights`, ready to draft."""
 
-    @abstractmethod
     def save(self, directory: Path, weights: Weights, head: Weights) -> None:
         """Writes a drafter checkpoint with these weights of the drafter and of the verification head."""
+        save_checkpoint(directory, self._config, weights, self.vocabulary, head)
 
     def initialize_head(self, generator: torch.Generator) -> None:
         """A verification head that predicts evens but lets gradients through (our choice)."""

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from tests.support.drafters import FAMILIES
 from tests.support.target_drafters import write_untrained_drafter
 from tierspec.config import SuffixSettings
 from tierspec.decoding import DraftOptions, LocalCell, SamplingParams, generate
@@ -135,9 +136,11 @@ def test_the_answer_is_that_of_the_naive_loop(tiny_target, expected, drafter, so
 
 
 @pytest.mark.parametrize("max_running", [1, 5])
-def test_an_eagle3_drafter_changes_nothing(tiny_target, expected, tmp_path, max_running):
-    eagle3 = load_drafter(write_untrained_drafter(tmp_path / "drafter", tiny_target, draft_vocab_size=256), tiny_target)
-    answers = generate(tiny_target, PROMPTS, drafter=eagle3, sampling=SAMPLINGS, max_running=max_running)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_neural_drafter_changes_nothing(tiny_target, expected, tmp_path, max_running, family):
+    directory = write_untrained_drafter(tmp_path / "drafter", tiny_target, draft_vocab_size=256, family=family)
+    drafter = load_drafter(directory, tiny_target)
+    answers = generate(tiny_target, PROMPTS, drafter=drafter, sampling=SAMPLINGS, max_running=max_running)
     assert [(a.token_ids, a.finish_reason) for a in answers] == expected
     assert sum(a.stats.drafted for a in answers) > sum(a.stats.accepted for a in answers)
     assert all(a.stats.rounds_by_source["neural"] for a in answers)

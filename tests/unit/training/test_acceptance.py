@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tierspec.config import ObjectiveSettings
-from tierspec.drafters.eagle3 import DraftVocabulary
+from tierspec.drafters import DraftVocabulary
 from tierspec.errors import SettingError
 from tierspec.sampling import RowSampling, target_choice
 from tierspec.training.acceptance import AcceptanceRule, ScoredRows, acceptance_rule

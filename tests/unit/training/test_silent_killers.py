@@ -4,12 +4,14 @@ drafter takes the rounds that the simulated verification of training foresees. E
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.drafters import FAMILIES
 from tierspec.config import Settings, TrainingSettings, load_settings
 from tierspec.decoding import DraftOptions, LocalCell, SamplingParams
 from tierspec.drafters import load_drafter
@@ -71,10 +73,19 @@ def chat(target: Target, question: str) -> list[int]:
     return target.encode_chat([{"role": "user", "content": question}])
 
 
+@pytest.fixture(scope="module", params=FAMILIES)
+def line(request: pytest.FixtureRequest, tiny_target: Target, tmp_path_factory: pytest.TempPathFactory) -> Line:
+    return trained_line(request.param, tiny_target, tmp_path_factory.mktemp("export"))
+
+
 @pytest.fixture(scope="module")
-def line(tiny_target: Target, tmp_path_factory: pytest.TempPathFactory) -> Line:
-    export = tmp_path_factory.mktemp("export")
-    settings = load_settings(PRESET, [f"training.depth={DEPTH}", "drafter.draft_vocab_size=512"])
+def dflash_line(tiny_target: Target, tmp_path_factory: pytest.TempPathFactory) -> Line:
+    return trained_line("dflash", tiny_target, tmp_path_factory.mktemp("dflash"))
+
+
+def trained_line(family: str, tiny_target: Target, export: Path) -> Line:
+    shape = [f"drafter.family={family}", "drafter.layers=2", "drafter.draft_vocab_size=512"]
+    settings = load_settings(PRESET, [f"training.depth={DEPTH}", *shape])
     prompts = [chat(tiny_target, question) for question in QUESTIONS]
     answers = LocalCell(tiny_target).generate(prompts, SamplingParams(TOKENS, ignore_eos=True))
     samples = [
@@ -116,7 +127,7 @@ def test_killer_final_norm(line: Line, bug: Callable, tmp_path: Path, monkeypatc
     assert line.foreseen(bent) != line.served(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["fc.weight", "layers.0.mlp.down_proj.weight", "lm_head.weight"])
+@pytest.mark.parametrize("name", ["fc.weight", "layers.0.mlp.down_proj.weight", "layers.0.self_attn.o_proj.weight"])
 def test_killer_random_or_missing_weights_in_the_export(line: Line, name: str, tmp_path: Path) -> None:
     for file in line.export.glob("*.*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -126,6 +137,23 @@ def test_killer_random_or_missing_weights_in_the_export(line: Line, name: str, t
     save_file({other: t for other, t in tensors.items() if other != name}, tmp_path / "model.safetensors")
     with pytest.raises(ArtifactError, match=f"tensor {name} is missing"):
         line.served(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        lambda unroll, features, block, anchors: unroll(features, block, anchors + 1),
+        lambda unroll, features, block, anchors: unroll(features, block, (anchors - 1).clamp_min(0)),
+        lambda unroll, features, block, anchors: unroll(features, block.roll(1, 2), anchors),
+        lambda unroll, features, block, anchors: unroll(features, block, anchors).roll(1, 2),
+    ],
+    ids=["context of the future", "context too short", "anchor in another slot", "labels of another slot"],
+)
+def test_killer_block_alignment(dflash_line: Line, bug: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dflash_line.foreseen() == dflash_line.served()
+    drafter = dflash_line.trainee.drafter
+    monkeypatch.setattr(drafter, "unroll", partial(bug, drafter.unroll))
+    assert dflash_line.foreseen() != dflash_line.served()
 
 
 def test_killer_chat_template_that_serving_does_not_use(line: Line) -> None:

@@ -1,20 +1,7 @@
 """EAGLE-3 (arXiv 2503.01840): a one-layer drafter over three target features, with a pruned draft vocabulary."""
 
-from tierspec.drafters.eagle3.checkpoint import embedding_sha256, load_eagle3, read_eagle3, save_eagle3
 from tierspec.drafters.eagle3.config import FAMILY, Eagle3Config
 from tierspec.drafters.eagle3.inference import Eagle3Drafter, Eagle3State
 from tierspec.drafters.eagle3.module import Eagle3
-from tierspec.drafters.eagle3.vocabulary import DraftVocabulary
 
-__all__ = [
-    "FAMILY",
-    "DraftVocabulary",
-    "Eagle3",
-    "Eagle3Config",
-    "Eagle3Drafter",
-    "Eagle3State",
-    "embedding_sha256",
-    "load_eagle3",
-    "read_eagle3",
-    "save_eagle3",
-]
+__all__ = ["FAMILY", "Eagle3", "Eagle3Config", "Eagle3Drafter", "Eagle3State"]

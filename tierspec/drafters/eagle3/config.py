@@ -1,14 +1,11 @@
 """The shape of an EAGLE-3 drafter and what it was made for."""
 
-import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-from tierspec.errors import ArtifactError, SettingError
-from tierspec.models import ModelConfig, RopeConfig
+from tierspec.drafters.config import DrafterConfig, check_feature_layers, shape_like
+from tierspec.models import ModelConfig
 
 FAMILY = "eagle3"
 
@@ -21,41 +18,11 @@ def default_feature_layers(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({min(max(index, 1), deepest) for index in wanted}))
 
 
-def check_feature_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
-    """The layers as a tuple. SettingError unless they rise strictly within 1 .. N-1: entry N of `hidden_states` is
-    after the final norm, which engines do not hand out."""
-    if not layers or list(layers) != sorted(set(layers)) or layers[0] < 1 or layers[-1] >= num_layers:
-        raise SettingError(
-            f"drafter.feature_layers: {list(layers)} must rise strictly within 1 to {num_layers - 1} "
-            f"(index into hidden_states of a target with {num_layers} layers; its last entry is not usable)"
-        )
-    return tuple(layers)
-
-
 @dataclass(frozen=True)
-class Eagle3Config:
-    """Sizes of the one-layer drafter; `vocab_size` and `target_hidden_size` are the target's.
+class Eagle3Config(DrafterConfig):
+    """Sizes of the one-layer drafter."""
 
-    `feature_layers`: indices into Hugging Face's `hidden_states` tuple. `max_draft_tokens`: depth it was trained to.
-    `target`: where the target came from; `embedding_sha256`: identity of its embedding, which the drafter reads but
-    does not store.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    draft_vocab_size: int
-    target_hidden_size: int
-    feature_layers: tuple[int, ...]
-    rms_norm_eps: float
-    rope: RopeConfig
-    max_context: int
-    max_draft_tokens: int
-    target: str
-    embedding_sha256: str
+    family: ClassVar[str] = FAMILY
 
     @classmethod
     def for_target(
@@ -71,56 +38,10 @@ class Eagle3Config:
         """A drafter as wide as `target`, with its attention and MLP shapes; no `feature_layers`: three by depth."""
         layers = tuple(feature_layers) or default_feature_layers(target.num_layers)
         return cls(
-            hidden_size=target.hidden_size,
-            intermediate_size=target.intermediate_size,
-            num_heads=target.num_heads,
-            num_kv_heads=target.num_kv_heads,
-            head_dim=target.head_dim,
-            vocab_size=target.vocab_size,
+            **shape_like(target),
             draft_vocab_size=min(draft_vocab_size, target.vocab_size),
-            target_hidden_size=target.hidden_size,
             feature_layers=check_feature_layers(layers, target.num_layers),
-            rms_norm_eps=target.rms_norm_eps,
-            rope=target.rope,
-            max_context=target.max_context,
             max_draft_tokens=max_draft_tokens,
             target=source,
             embedding_sha256=embedding_sha256,
         )
-
-    @property
-    def feature_size(self) -> int:
-        """Width of the concatenated target features."""
-        return len(self.feature_layers) * self.target_hidden_size
-
-    def to_json(self) -> str:
-        """The content of a checkpoint's ``config.json``."""
-        return json.dumps({"family": FAMILY, **dataclasses.asdict(self)}, indent=2) + "\n"
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], path: Path) -> "Eagle3Config":
-        """Reads what `to_json` wrote. ArtifactError names `path` and the field that is missing, unknown or wrong."""
-        given = {name: value for name, value in values.items() if name != "family"}
-        wanted = {field.name: field.type for field in dataclasses.fields(cls)}
-        for name in wanted.keys() ^ given.keys():
-            raise ArtifactError(f"{path}: field {name} is {'missing' if name in wanted else 'unknown'}")
-        given["feature_layers"] = tuple(_checked(path, "feature_layers", given["feature_layers"], list))
-        rope = _checked(path, "rope", given["rope"], dict)
-        try:
-            given["rope"] = RopeConfig(**rope)
-        except TypeError:
-            raise ArtifactError(f"{path}: field rope has unknown entries: {sorted(rope)}") from None
-        for name, kind in wanted.items():
-            if kind in (int, float, str):
-                _checked(path, name, given[name], kind)
-        config = cls(**given)
-        if not 0 < config.draft_vocab_size <= config.vocab_size:
-            raise ArtifactError(f"{path}: draft_vocab_size {config.draft_vocab_size} exceeds the vocabulary")
-        return config
-
-
-def _checked(path: Path, name: str, value: Any, kind: type) -> Any:
-    good = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
-    if not good or (kind is int and value <= 0):
-        raise ArtifactError(f"{path}: field {name} should be a {kind.__name__}, found {value!r}")
-    return value

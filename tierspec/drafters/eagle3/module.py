@@ -12,24 +12,11 @@ R = H / G heads per group, E head dim.
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tierspec.drafters.eagle3.config import Eagle3Config
+from tierspec.drafters.layers import MLP, RMSNorm, initialize_normal, rotate
 from tierspec.models.rope import rope_tables
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm with statistics in fp32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
 
 
 class Attention(nn.Module):
@@ -53,19 +40,6 @@ class Attention(nn.Module):
         return rotate(self.k_proj(x).unflatten(-1, shape), cos, sin), self.v_proj(x).unflatten(-1, shape)
 
 
-class MLP(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, c: Eagle3Config) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
 class MidLayer(nn.Module):
     """The decoder layer: attention over concat(norm(embedding), norm(state)); the residual is the state itself."""
 
@@ -75,7 +49,7 @@ class MidLayer(nn.Module):
         self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.self_attn = Attention(c)
-        self.mlp = MLP(c)
+        self.mlp = MLP(c.hidden_size, c.intermediate_size)
 
     def finish(self, state: Tensor, mixed: Tensor) -> Tensor:
         """state [B, A, D] and attention output [B, A, H * E] → next state [B, A, D]."""
@@ -99,11 +73,9 @@ class Eagle3(nn.Module):
         """The only layer."""
         return cast(MidLayer, self.layers[0])
 
-    @torch.no_grad()
-    def initialize(self, generator: torch.Generator, std: float = 0.02) -> None:
-        """Matrices normal(0, std), norms one; the same values for the same generator state."""
-        for parameter in self.parameters():
-            parameter.fill_(1.0) if parameter.dim() == 1 else parameter.normal_(0.0, std, generator=generator)
+    def initialize(self, generator: torch.Generator) -> None:
+        """Matrices normal(0, 0.02), norms one; the same values for the same generator state."""
+        initialize_normal(self, generator)
 
     def unroll(self, features_BTF: Tensor, embedded_BTD: Tensor, anchors_BA: Tensor, depth: int) -> Tensor:
         """States before the heads (after the final norm) for every anchor and step: [B, A, K, D].
@@ -171,13 +143,6 @@ def attend(
         own_mixed = weights[..., rows:] @ own_v_BAGSE.transpose(1, 2)
         mixed = mixed.view(batch, groups, anchors, -1, width) + own_mixed
     return mixed.permute(0, 2, 1, 3, 4).reshape(batch, anchors, heads * width)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, half-split: x [..., T, heads, E] with cos and sin [..., T, E / 2]; dtype of x."""
-    first, second = x.chunk(2, -1)
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
 
 
 def take_rows(x_BTD: Tensor, rows_BA: Tensor) -> Tensor:

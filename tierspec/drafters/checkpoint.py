@@ -1,50 +1,41 @@
-"""EAGLE-3 checkpoints: ``config.json``, and ``model.safetensors`` with the tensor names that engines use.
+"""Drafter checkpoints of all families: ``config.json``, and ``model.safetensors`` with the tensor names that engines
+use.
 
-The embedding is the target's and not stored; the verification head rides along under ``verification_head.``.
+The embedding is the target's and not stored; the draft vocabulary and the verification head ride along, the latter
+under ``verification_head.``.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tierspec.drafters.eagle3.config import FAMILY, Eagle3Config
-from tierspec.drafters.eagle3.inference import Eagle3Drafter
-from tierspec.drafters.eagle3.vocabulary import DraftVocabulary
+from tierspec.drafters.config import DrafterConfig
+from tierspec.drafters.vocabulary import DraftVocabulary
 from tierspec.errors import ArtifactError
 from tierspec.models import Target
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 _HEAD_PREFIX = "verification_head."
+Config = TypeVar("Config", bound=DrafterConfig)
+Shapes = Mapping[str, tuple[int, ...]]
 
 
-def tensor_shapes(c: Eagle3Config) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every float tensor of the drafter itself."""
-    d, q, kv = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    layer = {
-        "input_layernorm": (d,),
-        "hidden_norm": (d,),
-        "post_attention_layernorm": (d,),
-        "self_attn.q_proj": (q, 2 * d),
-        "self_attn.k_proj": (kv, 2 * d),
-        "self_attn.v_proj": (kv, 2 * d),
-        "self_attn.o_proj": (d, q),
-        "mlp.gate_proj": (c.intermediate_size, d),
-        "mlp.up_proj": (c.intermediate_size, d),
-        "mlp.down_proj": (d, c.intermediate_size),
-    }
-    return {
-        "fc.weight": (d, c.feature_size),
-        **{f"layers.0.{name}.weight": shape for name, shape in layer.items()},
-        "norm.weight": (d,),
-        "lm_head.weight": (c.draft_vocab_size, d),
-    }
+@dataclass(frozen=True)
+class DrafterCheckpoint(Generic[Config]):
+    """What a checkpoint holds; `verification_head` is empty if none was saved."""
+
+    config: Config
+    weights: dict[str, Tensor]
+    vocabulary: DraftVocabulary
+    verification_head: dict[str, Tensor]
 
 
 def embedding_sha256(embedding: Tensor) -> str:
@@ -53,9 +44,9 @@ def embedding_sha256(embedding: Tensor) -> str:
     return hashlib.sha256(data.tobytes()).hexdigest()
 
 
-def save_eagle3(
+def save_checkpoint(
     directory: Path,
-    config: Eagle3Config,
+    config: DrafterConfig,
     weights: Mapping[str, Tensor],
     vocabulary: DraftVocabulary,
     verification_head: Mapping[str, Tensor] | None = None,
@@ -69,21 +60,20 @@ def save_eagle3(
     (directory / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
 
 
-def read_eagle3(directory: Path) -> tuple[Eagle3Config, dict[str, Tensor], DraftVocabulary, dict[str, Tensor]]:
-    """Config, drafter weights, vocabulary and verification head (empty if none was saved).
+def read_checkpoint(directory: Path, config: Config, shapes: Shapes) -> DrafterCheckpoint[Config]:
+    """The tensors beside a configuration; `shapes`: name and shape of every tensor of the drafter itself.
 
     Raises:
-        ArtifactError: a file is missing or corrupt; a tensor is missing, unknown, of the wrong shape or not finite; the
-            vocabulary maps disagree.
+        ArtifactError: the file is missing or corrupt; a tensor is missing, unknown, of the wrong shape or not finite;
+            the vocabulary maps disagree.
     """
-    config = Eagle3Config.from_dict(read_drafter_config(directory), directory / CONFIG_FILE)
     path = directory / WEIGHTS_FILE
     try:
         tensors = load_file(str(path))
     except (SafetensorError, OSError) as error:
         raise ArtifactError(f"{path} is missing, corrupt or truncated ({error})") from None
     head = {n.removeprefix(_HEAD_PREFIX): tensors.pop(n) for n in list(tensors) if n.startswith(_HEAD_PREFIX)}
-    shapes = tensor_shapes(config) | {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}
+    shapes = {**shapes, "d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}
     for name in sorted(shapes.keys() ^ tensors.keys()):
         raise ArtifactError(f"{path}: tensor {name} is {'missing' if name in shapes else 'unknown'}")
     for name, shape in shapes.items():
@@ -95,17 +85,10 @@ def read_eagle3(directory: Path) -> tuple[Eagle3Config, dict[str, Tensor], Draft
         vocabulary = DraftVocabulary.from_maps(tensors.pop("d2t"), tensors.pop("t2d"))
     except ValueError as error:
         raise ArtifactError(f"{path}: {error}") from None
-    return config, tensors, vocabulary, head
+    return DrafterCheckpoint(config, tensors, vocabulary, head)
 
 
-def load_eagle3(directory: Path, target: Target) -> Eagle3Drafter:
-    """The drafter, packed for inference with `target`. ArtifactError also if it was trained for another target."""
-    config, weights, vocabulary, _ = read_eagle3(directory)
-    check_target(config, target, directory)
-    return Eagle3Drafter(config, weights, vocabulary, target.decoder)
-
-
-def check_target(config: Eagle3Config, target: Target, directory: Path) -> None:
+def check_target(config: DrafterConfig, target: Target, directory: Path) -> None:
     """ArtifactError if the drafter was trained for a target with another embedding."""
     embedding = target.decoder.embedding
     if tuple(embedding.shape) != (config.vocab_size, config.target_hidden_size) or (
@@ -130,6 +113,3 @@ def read_drafter_config(directory: Path) -> dict[str, Any]:
 
 def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to("cpu", dtype).contiguous().clone()
-
-
-__all__ = ["FAMILY", "check_target", "load_eagle3", "read_eagle3", "save_eagle3"]

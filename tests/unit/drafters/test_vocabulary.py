@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tierspec.drafters.eagle3 import DraftVocabulary
+from tierspec.drafters import DraftVocabulary
 
 
 def test_most_frequent_tokens_with_ties_and_padding_by_lowest_id() -> None:

@@ -6,10 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.drafters import random_trainee, tiny_decoder
-from tierspec.drafters import load_drafter
-from tierspec.drafters.eagle3 import Eagle3Drafter, read_eagle3, save_eagle3
-from tierspec.drafters.eagle3.config import check_feature_layers, default_feature_layers
+from tests.support.drafters import FAMILIES, random_trainee, tiny_decoder
+from tierspec.drafters import load_drafter, read_drafter, save_checkpoint
+from tierspec.drafters.config import check_feature_layers
+from tierspec.drafters.dflash.config import default_feature_layers as dflash_layers
+from tierspec.drafters.eagle3 import Eagle3Drafter
+from tierspec.drafters.eagle3.config import default_feature_layers
 from tierspec.errors import ArtifactError, SettingError
 
 
@@ -22,20 +24,23 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 def checkpoint(target: SimpleNamespace, tmp_path: Path) -> Path:
     trainee = random_trainee(target.decoder)
     weights, head = trainee.drafter.state_dict(), trainee.verification_head.state_dict()
-    save_eagle3(tmp_path, trainee.drafter.config, weights, trainee.vocabulary, head, torch.float32)
+    save_checkpoint(tmp_path, trainee.drafter.config, weights, trainee.vocabulary, head, torch.float32)
     return tmp_path
 
 
-def test_round_trip(target: SimpleNamespace, checkpoint: Path) -> None:
-    trainee = random_trainee(target.decoder)
-    config, weights, vocabulary, head = read_eagle3(checkpoint)
-    assert config == trainee.drafter.config
-    assert weights.keys() == trainee.drafter.state_dict().keys()
-    assert all(torch.equal(weights[name], tensor) for name, tensor in trainee.drafter.state_dict().items())
-    assert torch.equal(vocabulary.target_ids, trainee.vocabulary.target_ids)
-    assert head.keys() == {"weight", "bias"}
-    drafter = load_drafter(checkpoint, target)  # type: ignore[arg-type]
-    assert isinstance(drafter, Eagle3Drafter) and drafter.family == "eagle3"
+@pytest.mark.parametrize("family", FAMILIES)
+def test_round_trip(target: SimpleNamespace, tmp_path: Path, family: str) -> None:
+    trainee = random_trainee(target.decoder, family=family)
+    trainee.save(tmp_path, trainee.drafter.state_dict(), trainee.verification_head.state_dict())
+    found = read_drafter(tmp_path)
+    assert found.config == trainee.drafter.config
+    assert found.weights.keys() == trainee.drafter.state_dict().keys()
+    for name, tensor in trainee.drafter.state_dict().items():
+        assert torch.equal(found.weights[name], tensor.bfloat16())
+    assert torch.equal(found.vocabulary.target_ids, trainee.vocabulary.target_ids)
+    assert found.verification_head.keys() == {"weight", "bias"}
+    drafter = load_drafter(tmp_path, target)  # type: ignore[arg-type]
+    assert isinstance(drafter, Eagle3Drafter) == (family == "eagle3") and drafter.family == family
 
 
 def test_files_are_what_engines_expect(checkpoint: Path) -> None:
@@ -116,6 +121,13 @@ def test_missing_and_broken_files(target: SimpleNamespace, checkpoint: Path, tmp
 def test_default_feature_layers(layers: int, expected: tuple[int, ...]) -> None:
     assert default_feature_layers(layers) == expected
     assert check_feature_layers(expected, layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"), [(36, (2, 10, 18, 26, 34)), (32, (2, 9, 16, 23, 30)), (30, (2, 8, 15, 22, 28)), (4, (2,))]
+)
+def test_default_feature_layers_of_dflash(layers: int, expected: tuple[int, ...]) -> None:
+    assert dflash_layers(layers, 5) == expected
 
 
 @pytest.mark.parametrize("layers", [[0], [30], [15, 2], [2, 2], []])

@@ -1,0 +1,214 @@
+"""DFlash at inference: packed weights, a paged cache with as many layers as the drafter, and one pass for all drafts.
+
+A pass takes in the rows that a round has committed, of which every layer keeps keys and values, and fills a block
+behind them, which is rolled back at the end.
+
+Legend: R rows of a pass, of which the N slots of all blocks are a part; D hidden size, C draft vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tierspec.drafters.choice import DraftChoice
+from tierspec.drafters.dflash.config import DFlashConfig
+from tierspec.drafters.projection import LinearProjection
+from tierspec.drafters.protocol import DraftRequest
+from tierspec.drafters.rows import DrafterRows, longest_draft
+from tierspec.drafters.vocabulary import DraftVocabulary
+from tierspec.models import BatchLayout, CacheSequence, Decoder, KVCache, Step
+from tierspec.models.ops import PackedLinear, select_ops
+from tierspec.sampling import RowSampling
+
+_LEAST_ROWS = 2
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attention_norm: Tensor
+    qkv: PackedLinear
+    head_norms: Tensor
+    out: PackedLinear
+    mlp_norm: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+class DFlashDrafter:
+    """The drafter's weights, packed for the device of the target whose embedding and token head it shares."""
+
+    def __init__(
+        self, config: DFlashConfig, weights: Mapping[str, Tensor], vocabulary: DraftVocabulary, decoder: Decoder
+    ) -> None:
+        """`weights`: tensors named as in a checkpoint, of any float dtype; they run in the target's."""
+        w = {name: tensor.to(decoder.device, decoder.dtype) for name, tensor in weights.items()}
+        self.config, self.family = config, config.family
+        self.max_draft_tokens, self.feature_layers = config.max_draft_tokens, config.feature_layers
+        self.dtype, self.device = decoder.dtype, decoder.device
+        self.ops, self.rope = select_ops(decoder.device), decoder.rope
+        norm = (self.ops, w["hidden_norm.weight"], config.rms_norm_eps)
+        self.projection = LinearProjection(w["fc.weight"], config.feature_layers, norm)
+        self.layers = [_packed(w, i, config) for i in range(config.num_layers)]
+        self.final_norm = w["norm.weight"]
+        self.embedding = decoder.embedding
+        self.head = PackedLinear(decoder.head_weight()[vocabulary.target_ids.to(decoder.device)])
+        self.choose = DraftChoice(vocabulary, decoder.device)
+
+    def new_state(self, token_budget: int) -> "DFlashState":
+        """An empty state for `token_budget` rows over all sequences, blocks included."""
+        return DFlashState(self, token_budget)
+
+
+def _packed(w: Mapping[str, Tensor], index: int, c: DFlashConfig) -> _Layer:
+    def of(name: str) -> Tensor:
+        return w[f"layers.{index}.{name}.weight"]
+
+    heads = [of("self_attn.q_norm")] * c.num_heads + [of("self_attn.k_norm")] * c.num_kv_heads
+    return _Layer(
+        attention_norm=of("input_layernorm"),
+        qkv=PackedLinear(torch.cat([of(f"self_attn.{x}_proj") for x in "qkv"])),
+        head_norms=torch.stack(heads),
+        out=PackedLinear(of("self_attn.o_proj")),
+        mlp_norm=of("post_attention_layernorm"),
+        gate_up=PackedLinear(torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")])),
+        down=PackedLinear(of("mlp.down_proj")),
+    )
+
+
+class DFlashState:
+    """Rows of many sequences; see `tierspec.drafters.protocol.DrafterState`."""
+
+    def __init__(self, drafter: DFlashDrafter, token_budget: int) -> None:
+        c = drafter.config
+        self._drafter = drafter
+        self._cache = KVCache(
+            layers=range(c.num_layers),
+            kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+            token_budget=token_budget,
+            dtype=drafter.dtype,
+            device=drafter.device,
+        )
+        self._rows = DrafterRows(self._cache)
+
+    def held(self, sequence_id: str) -> int:
+        """The first row of the sequence that is not held, 0 for an unknown one."""
+        return self._rows.held(sequence_id)
+
+    def release(self, sequence_id: str) -> None:
+        """Forgets a sequence; unknown ones are ignored."""
+        self._rows.release(sequence_id)
+
+    @torch.no_grad()
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        """Takes in all rows and drafts; the result has one list of target ids per request, in their order.
+
+        A block always has as many slots as in training, whatever is wanted of it, except at the end of the context.
+        """
+        if not requests:
+            return []
+        c = self._drafter.config
+        wanted = [longest_draft(request, c.max_draft_tokens, c.max_context, unwritten=-1) for request in requests]
+        slots = [self._slots(request, tokens) for request, tokens in zip(requests, wanted, strict=True)]
+        sequences = self._rows.admit(requests, slots)
+        ends = [sequence.length + len(request.token_ids) for sequence, request in zip(sequences, requests, strict=True)]
+        logits_NC = self._fill(requests, sequences, slots)
+        for sequence, end in zip(sequences, ends, strict=True):
+            sequence.truncate(end)
+
+        sampling: list[RowSampling] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        first = 0
+        for request, count, tokens in zip(requests, slots, wanted, strict=True):
+            end = request.base + len(request.token_ids)
+            sampling += [request.sampling] * tokens
+            positions += range(end + 1, end + 1 + tokens)
+            rows += range(first, first + tokens)
+            first += max(0, count - 1)
+        if not rows:
+            return [[] for _ in requests]
+        chosen = self._drafter.choose(logits_NC[rows], sampling, positions)
+        drafted = iter(self._drafter.choose.target_ids[chosen].tolist())
+        return [[next(drafted) for _ in range(tokens)] for tokens in wanted]
+
+    def _slots(self, request: DraftRequest, wanted: int) -> int:
+        """Slots of the request's block: the last known token and what is to be filled in; 0 if nothing is wanted."""
+        c = self._drafter.config
+        end = request.base - request.origin + len(request.token_ids)
+        return min(c.max_draft_tokens + 1, c.max_context - end) if wanted > 0 else 0
+
+    def _fill(self, requests: Sequence[DraftRequest], sequences: list[CacheSequence], slots: list[int]) -> Tensor:
+        """Logits [N, C] of all draft positions, request by request."""
+        d, c = self._drafter, self._drafter.config
+        counts = [(len(request.token_ids), block) for request, block in zip(requests, slots, strict=True)]
+        rows = max(_LEAST_ROWS, sum(map(sum, counts)))
+        layout = self._cache.layout(
+            [Step(sequence, range(sum(count))) for sequence, count in zip(sequences, counts, strict=True)],
+            padded_rows=rows,
+        )
+        taken: list[int] = []
+        blocks: list[int] = []
+        token_ids: list[int] = []
+        limits: list[int] = []
+        first = 0
+        for request, (known, block), sequence in zip(requests, counts, sequences, strict=True):
+            taken += range(first, first + known)
+            blocks += range(first + known, first + known + block)
+            token_ids += [request.token_ids[-1]] * (block > 0) + [c.mask_token_id] * max(0, block - 1)
+            limits += [sequence.length - 1] * block
+            first += known + block
+        x_RD = torch.zeros(rows, c.hidden_size, dtype=d.dtype, device=d.device)
+        x_RD[taken] = torch.cat([request.features.to(d.device, d.dtype) for request in requests])
+        state_ND = d.embedding[torch.tensor(token_ids, dtype=torch.int64, device=d.device)]
+        seen = _block_layout(layout, blocks, limits, [block for _, block in counts if block])
+
+        delta_ND: Tensor | None = None
+        for index, layer in enumerate(d.layers):
+            if blocks:
+                x_RD[blocks] = self._normed(state_ND, delta_ND, layer.attention_norm)
+            queries = d.ops.rope_store(self._normed_heads(layer, x_RD), layout, d.rope, self._cache, index, c.num_heads)
+            if blocks:
+                mixed = layer.out(d.ops.attend(queries[blocks], seen, self._cache, index, c.num_heads))
+                normed = self._normed(state_ND, mixed, layer.mlp_norm)
+                delta_ND = layer.down(d.ops.silu_mul(layer.gate_up(normed)))
+        if not blocks:
+            return state_ND.new_empty(0, c.draft_vocab_size)
+        drafts = [i for i, token in enumerate(blocks) if i and token == blocks[i - 1] + 1]
+        return d.head(_at_least_two(self._normed(state_ND, delta_ND, d.final_norm)[drafts]))
+
+    def _normed(self, state: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+        """Norm of the state after adding `delta` to it, in place."""
+        d = self._drafter
+        if delta is None:
+            return d.ops.rms_norm(state, weight, d.config.rms_norm_eps)
+        return d.ops.add_rms_norm(state, delta, weight, d.config.rms_norm_eps)
+
+    def _normed_heads(self, layer: _Layer, x_RD: Tensor) -> Tensor:
+        """Queries, keys and values [R, (H + 2 G) E], the first two normalised by head."""
+        d, c = self._drafter, self._drafter.config
+        qkv = layer.qkv(x_RD)
+        heads = qkv.view(qkv.shape[0], -1, c.head_dim)[:, : c.num_heads + c.num_kv_heads]
+        ones = heads.new_ones(c.head_dim)
+        normed = d.ops.rms_norm(heads.reshape(-1, c.head_dim), ones, c.rms_norm_eps).view_as(heads)
+        heads.copy_(normed * layer.head_norms)
+        return qkv
+
+
+def _block_layout(layout: BatchLayout, blocks: list[int], limits: list[int], counts: list[int]) -> BatchLayout:
+    """The block rows of a batch, each of which sees its sequence up to the end of its block."""
+    rows = torch.tensor(blocks, dtype=torch.int64, device=layout.slots.device)
+    return replace(
+        layout,
+        positions=torch.tensor(limits, dtype=torch.int64, device=layout.slots.device),
+        slots=layout.slots[rows],
+        sequence=layout.sequence[rows],
+        rows=len(blocks),
+        counts=tuple(counts),
+    )
+
+
+def _at_least_two(x: Tensor) -> Tensor:
+    return x if x.shape[0] >= _LEAST_ROWS else x.expand(_LEAST_ROWS, -1).contiguous()
