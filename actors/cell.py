@@ -20,7 +20,7 @@ from actors.cell_tiers import CellTiers
 from actors.engine_thread import EngineThread
 from actors.metrics import CellMetrics
 from actors.openai_errors import ApiError, overloaded, server_error
-from actors.openai_protocol import Prompt
+from actors.openai_protocol import Prompt, invalid_value
 from actors.placement import CellPlacement
 from actors.tiers import Models
 from tierspec.config import Settings
@@ -111,7 +111,7 @@ class Cell:
         except ApiError as error:
             yield Failed(error)
         except SettingError as error:
-            yield Failed(ApiError(str(error), code="invalid_value"))
+            yield Failed(invalid_value(error))
         except ChannelLost as error:
             yield Failed(server_error(f"the cell cannot go on: {error}", status=503))
         finally:

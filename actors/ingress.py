@@ -24,8 +24,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from actors.answers import all_admitted, merged, streamed_answer, whole_answer
 from actors.cell_protocol import CellDescription, CellEvent, CellRequest, Cells
 from actors.metrics import CONTENT_TYPE, render
-from actors.openai_errors import ApiError, model_not_found, server_error, unauthorized
-from actors.openai_protocol import ChatBody, CompletionBody, DraftSource, GenerationBody, parse
+from actors.openai_errors import (
+    ApiError,
+    body_too_large,
+    model_not_found,
+    server_error,
+    too_many_choices,
+    unauthorized,
+)
+from actors.openai_protocol import ChatBody, CompletionBody, GenerationBody, parse
 from actors.openai_responses import Reply, model_card
 from tierspec.config import Settings
 
@@ -59,13 +66,13 @@ class RequireKey:
         return hmac.compare_digest(presented, self._digest) and scheme.lower() == b"bearer"
 
 
-def build_app(
-    cells: Cells, model: str, *, digest: bytes | None, request_timeout_s: float, default_source: DraftSource
-) -> FastAPI:
+def build_app(cells: Cells, model: str, settings: Settings, *, digest: bytes | None) -> FastAPI:
     """The endpoint for `model`. `digest` is `key_digest` of the API key; None asks for no key.
 
-    `default_source` drafts for requests that name no draft source.
+    `settings`: for the limits of a request, and the draft source of those that name none.
     """
+    serve = settings.serve
+    places = serve.replicas * (settings.decoding.max_running + serve.max_queue)
     app = FastAPI(title="tierspec", docs_url=None, redoc_url=None, openapi_url=None)
     if digest is not None:
         app.add_middleware(RequireKey, digest=digest)
@@ -84,11 +91,13 @@ def build_app(
         return _error(server_error("internal error; the log of the endpoint has the details"))
 
     async def answer(kind: type[GenerationBody], request: Request) -> Response:
-        generation = parse(kind, await request.body(), default_source)
+        generation = parse(kind, await _body(request, serve.max_body_kb), settings.draft.source)
         if generation.model != model:
             raise model_not_found(generation.model, model)
+        if generation.num_choices > places:
+            raise too_many_choices(generation.num_choices, places)
         requests = [CellRequest.of(generation, index) for index in range(generation.num_choices)]
-        events = merged([cells.generate(request) for request in requests], request_timeout_s)
+        events = merged([cells.generate(request) for request in requests], serve.request_timeout_s)
         if not generation.stream:
             async with aclosing(events):
                 return JSONResponse(await whole_answer(Reply(generation), events))
@@ -145,6 +154,20 @@ def build_app(
     return app
 
 
+async def _body(request: Request, limit_kb: int) -> bytes:
+    """The body, refused as soon as it is known to be too large."""
+    limit, parts, size = 1000 * limit_kb, [], 0
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        raise body_too_large(limit_kb)
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            raise body_too_large(limit_kb)
+    return b"".join(parts)
+
+
 def _error(error: ApiError) -> JSONResponse:
     return JSONResponse(error.body(), error.status, error.headers())
 
@@ -174,13 +197,7 @@ class Ingress:
     """The Serve deployment of `build_app`."""
 
     def __init__(self, cells: DeploymentHandle, settings: Settings, digest: bytes | None) -> None:
-        self._app = build_app(
-            ServeCells(cells),
-            settings.target.source,
-            digest=digest,
-            request_timeout_s=settings.serve.request_timeout_s,
-            default_source=settings.draft.source,
-        )
+        self._app = build_app(ServeCells(cells), settings.target.source, settings, digest=digest)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app

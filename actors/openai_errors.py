@@ -51,6 +51,17 @@ def overloaded(capacity: int) -> ApiError:
     return ApiError(message, status=429, kind="rate_limit_error", code="queue_full")
 
 
+def too_many_choices(asked: int, capacity: int) -> ApiError:
+    """More answers in one request than the endpoint ever has places for."""
+    message = f"{asked} answers are asked for, prompts times n, but this endpoint has {capacity} places"
+    return ApiError(message, param="n", code="invalid_value")
+
+
+def body_too_large(limit_kb: int) -> ApiError:
+    message = f"the body is larger than {limit_kb} kB, the limit of this endpoint (serve.max_body_kb)"
+    return ApiError(message, status=413, code="body_too_large")
+
+
 def model_not_found(name: str, served: str) -> ApiError:
     message = f"model {name!r} does not exist; this endpoint serves {served!r}"
     return ApiError(message, status=404, param="model", code="model_not_found")

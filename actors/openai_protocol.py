@@ -6,6 +6,7 @@ would change the answer and is not supported is refused with 400; it passes only
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -242,9 +243,16 @@ def parse(kind: type[GenerationBody], body: bytes, default_source: DraftSource =
     except ValidationError as error:
         raise _from_validation(error) from error
     except SettingError as error:
-        raise ApiError(str(error), code="invalid_value") from error
+        raise invalid_value(error) from error
     except ValueError as error:
         raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+
+
+def invalid_value(error: SettingError) -> ApiError:
+    """The answer to a request that the decoder refuses; its lines begin with the field at fault."""
+    field = str(error).partition(":")[0]
+    known = ChatBody.model_fields.keys() | CompletionBody.model_fields.keys()
+    return ApiError(str(error), param=field if re.split(r"[.\[]", field)[0] in known else None, code="invalid_value")
 
 
 def _from_validation(error: ValidationError) -> ApiError:

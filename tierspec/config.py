@@ -120,6 +120,7 @@ class ServeSettings(Group):
     )
     replicas: Count = Field(1, description="cells")
     max_queue: Count = Field(256, description="waiting requests per cell; more are answered 429")
+    max_body_kb: Count = Field(2048, description="longest request body in kB; longer ones are answered 413")
     api_key_env: str = Field("", description="environment variable with the API key; empty asks for none")
     drafter: str | None = Field(
         "auto", description="folder of the neural drafter; auto: the run's own where it exists; null: no neural drafter"

@@ -68,21 +68,24 @@ class SamplingParams:
             ("seed", "a signed 64-bit integer", self.seed is None or (_is_int(self.seed) and self.seed in _SEEDS)),
             (
                 "stop",
-                f"a tuple of at most {_MAX_STOP_STRINGS} non-empty strings",
+                f"at most {_MAX_STOP_STRINGS} non-empty strings",
                 isinstance(stop, tuple)
                 and len(stop) <= _MAX_STOP_STRINGS
                 and all(isinstance(text, str) and text for text in stop),
             ),
             (
                 "stop_token_ids",
-                "a tuple of token ids >= 0",
+                "token ids >= 0",
                 isinstance(stop_ids, tuple) and all(_is_int(token) and token >= 0 for token in stop_ids),
             ),
             ("ignore_eos", "true or false", isinstance(self.ignore_eos, bool)),
             ("stream", "an integer in 0 .. 2**32 - 1", _is_int(self.stream) and self.stream in _STREAMS),
         ):
             if not holds:
-                raise SettingError(f"{field}: must be {expected}, not {getattr(self, field)!r}")
+                found = getattr(self, field)
+                raise SettingError(
+                    f"{field}: must be {expected}, not {list(found) if isinstance(found, tuple) else found!r}"
+                )
 
     def row(self) -> RowSampling:
         """The part the tiers need. Raises `SettingError` if the request samples and its seed was never drawn."""

@@ -12,6 +12,7 @@ from actors.cell_protocol import Admitted, Block, CellDescription, CellEvent, Ce
 from actors.ingress import build_app, key_digest
 from actors.metrics import CellMetrics
 from actors.openai_errors import ApiError, overloaded
+from tierspec.config import Settings
 from tierspec.decoding import DecodingStats
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -62,9 +63,10 @@ class ScriptedCells:
 
 
 def app_of(cells: ScriptedCells, key: str | None = None, timeout_s: float = 5.0) -> FastAPI:
-    return build_app(
-        cells, "m", digest=key_digest(key) if key else None, request_timeout_s=timeout_s, default_source="auto"
+    settings = Settings().override(
+        f"serve.request_timeout_s={timeout_s}", "serve.max_body_kb=2", "serve.max_queue=2", "decoding.max_running=4"
     )
+    return build_app(cells, "m", settings, digest=key_digest(key) if key else None)
 
 
 def send(app: FastAPI, method: str, path: str, body: object = None, **headers: str | bytes) -> httpx.Response:
@@ -171,6 +173,9 @@ def test_cell_that_breaks_is_a_503() -> None:
         ("GET", "/v1/nothing", None, 404, None),
         ("GET", "/v1/chat/completions", None, 405, None),
         ("POST", "/v1/chat/completions", CHAT | {"tools": [{}]}, 400, "unsupported_parameter"),
+        ("POST", "/v1/chat/completions", CHAT | {"n": 7}, 400, "invalid_value"),
+        ("POST", "/v1/chat/completions", CHAT | {"stop": [""]}, 400, "invalid_value"),
+        ("POST", "/v1/completions", {"model": "m", "prompt": "a" * 2000}, 413, "body_too_large"),
     ],
 )
 def test_errors_have_openais_body(method: str, path: str, body: object, status: int, code: str | None) -> None:

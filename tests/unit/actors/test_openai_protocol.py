@@ -108,8 +108,9 @@ def test_refused_field(fields: dict[str, object], param: str) -> None:
 
 @pytest.mark.parametrize("stop", [["a", "b", "c", "d", "e"], [""], ""])
 def test_stop_limits_are_the_samplers(stop: object) -> None:
-    with pytest.raises(ApiError, match="stop"):
+    with pytest.raises(ApiError, match="stop: must be at most 4 non-empty strings, not \\[") as raised:
         chat(stop=stop)
+    assert raised.value.param == "stop"
 
 
 def test_what_exists_is_listed() -> None:
