@@ -181,6 +181,7 @@ def _memory(drafter: int, target: int, target_bytes: int, training: TrainingSett
 def target_parameters(c: ModelConfig) -> int:
     """Parameters of a target."""
     attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
+    attention += c.qkv_bias * c.head_dim * (c.num_heads + 2 * c.num_kv_heads) + c.qk_norm * 2 * c.head_dim
     layer = attention + 3 * c.hidden_size * c.intermediate_size + 2 * c.hidden_size
     embeddings = c.vocab_size * c.hidden_size * (1 if c.tie_embeddings else 2)
     return embeddings + c.num_layers * layer + c.hidden_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config
 
 TINY = {
     "vocab_size": 97,
@@ -27,4 +27,19 @@ def write_random_llama(directory: Path, *, seed: int = 0, **overrides: object) -
     config = LlamaConfig(**{**TINY, "initializer_range": 0.2, **overrides})
     model = LlamaForCausalLM(config).eval()
     model.save_pretrained(directory)
+    return model
+
+
+def write_random_model(directory: Path, family: str, *, seed: int = 0, **overrides: object) -> PreTrainedModel:
+    """`write_random_llama` for every supported family, with random biases and norms; in shards of `shard_size` if that
+    is given."""
+    torch.manual_seed(seed)
+    shard_size = overrides.pop("shard_size", None)
+    kind = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[family]
+    model = AutoModelForCausalLM.from_config(kind(**{**TINY, "initializer_range": 0.2, **overrides})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.3)
+    model.save_pretrained(directory, **({"max_shard_size": shard_size} if shard_size else {}))
     return model

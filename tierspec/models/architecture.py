@@ -7,22 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from tierspec.errors import ArtifactError, SettingError
+from tierspec.models.rope import RopeConfig
 
-FAMILIES = ("llama",)
-_ROPE_TYPES = ("default",)
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary position embedding: base frequency, and the kind of scaling ("default": none)."""
-
-    theta: float = 10000.0
-    kind: str = "default"
+FAMILIES = ("llama", "qwen2", "qwen3")
+_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and options of a decoder-only model of the llama family; `max_context` in tokens."""
+    """Sizes and options of a decoder-only model of the llama family; `max_context` in tokens.
+
+    `qkv_bias`: query, key and value projections have biases (Qwen2); `qk_norm`: queries and keys are normalised by head
+    (Qwen3).
+    """
 
     family: str
     vocab_size: int
@@ -38,6 +35,8 @@ class ModelConfig:
     tie_embeddings: bool
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    qkv_bias: bool = False
+    qk_norm: bool = False
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
@@ -52,7 +51,7 @@ class ModelConfig:
             raise SettingError(
                 f"target.source: architecture {family!r} is not supported (supported: {', '.join(FAMILIES)})"
             )
-        for option, wanted in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
+        for option, wanted in _FIXED.items():
             if config.get(option, wanted) != wanted:
                 raise SettingError(
                     f"target.source: config.json has {option}={config[option]!r}; only {wanted!r} is supported"
@@ -71,12 +70,16 @@ class ModelConfig:
                 num_kv_heads=kv_heads,
                 head_dim=head_dim,
                 rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-                rope=_rope(config),
+                rope=RopeConfig.from_hf(config),
                 max_context=int(config.get("max_position_embeddings", 2048)),
                 tie_embeddings=bool(config.get("tie_word_embeddings", False)),
                 bos_id=config.get("bos_token_id"),
                 eos_ids=token_ids(config.get("eos_token_id")),
+                qkv_bias=family == "qwen2",
+                qk_norm=family == "qwen3",
             )
+        except SettingError:
+            raise
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"target.source: config.json is incomplete or malformed ({error})") from None
         if shape.num_heads % shape.num_kv_heads or shape.head_dim % 2 or shape.head_dim > 512:
@@ -92,12 +95,3 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return (int(value),) if isinstance(value, int) else tuple(int(v) for v in value)
-
-
-def _rope(config: Mapping[str, Any]) -> RopeConfig:
-    # transformers 5 writes `rope_parameters`; older files have `rope_theta` beside an optional `rope_scaling`.
-    parameters = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    kind = parameters.get("rope_type", parameters.get("type", "default")) or "default"
-    if kind not in _ROPE_TYPES:
-        raise SettingError(f"target.source: RoPE type {kind!r} is not supported (supported: {', '.join(_ROPE_TYPES)})")
-    return RopeConfig(theta=float(parameters.get("rope_theta", config.get("rope_theta", 10000.0))), kind=kind)

@@ -41,6 +41,7 @@ class Hidden:
 class _Layer:
     attention_norm: torch.Tensor
     qkv: PackedLinear
+    head_norms: torch.Tensor | None
     out: PackedLinear
     mlp_norm: torch.Tensor
     gate_up: PackedLinear
@@ -83,7 +84,7 @@ class Decoder:
     def from_directory(
         cls, directory: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", numerics: str | None = None
     ) -> Decoder:
-        """Loads ``config.json`` and ``model.safetensors``.
+        """Loads ``config.json`` and the weights, in one file or in shards.
 
         Raises:
             ArtifactError: a file or a tensor is missing, corrupt or of the wrong shape.
@@ -151,6 +152,8 @@ class Decoder:
             if index not in route.attention:
                 slot = cache.layer_index[index]
                 qkv = layer.qkv(normed(layer.attention_norm))
+                if layer.head_norms is not None:
+                    ops.norm_heads(qkv, layer.head_norms, eps)
                 q = ops.rope_store(qkv, layout, self.rope, cache, slot, heads)
                 delta = layer.out(ops.attend(q, layout, cache, slot, heads))
             if index not in route.mlp:
@@ -179,7 +182,12 @@ class Decoder:
     def _layer_shapes(self) -> dict[str, tuple[int, ...]]:
         c = self.config
         q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        return {
+        options: dict[str, tuple[int, ...]] = {}
+        if c.qkv_bias:
+            options |= {f"self_attn.{name}_proj.bias": (size,) for name, size in (("q", q), ("k", kv), ("v", kv))}
+        if c.qk_norm:
+            options |= {f"self_attn.{name}_norm.weight": (c.head_dim,) for name in "qk"}
+        return options | {
             "input_layernorm.weight": (c.hidden_size,),
             "self_attn.q_proj.weight": (q, c.hidden_size),
             "self_attn.k_proj.weight": (kv, c.hidden_size),
@@ -192,10 +200,14 @@ class Decoder:
         }
 
     def _layer(self, index: int) -> _Layer:
-        w = self.layer_weights(index)
+        w, c = self.layer_weights(index), self.config
+        bias = torch.cat([w[f"self_attn.{x}_proj.bias"] for x in "qkv"]) if c.qkv_bias else None
+        norms = [("q", c.num_heads), ("k", c.num_kv_heads)] if c.qk_norm else []
+        heads = [w[f"self_attn.{name}_norm.weight"].expand(count, -1) for name, count in norms]
         return _Layer(
             attention_norm=w["input_layernorm.weight"],
-            qkv=PackedLinear(torch.cat([w[f"self_attn.{x}_proj.weight"] for x in "qkv"])),
+            qkv=PackedLinear(torch.cat([w[f"self_attn.{x}_proj.weight"] for x in "qkv"]), bias),
+            head_norms=torch.cat(heads) if heads else None,
             out=PackedLinear(w["self_attn.o_proj.weight"]),
             mlp_norm=w["post_attention_layernorm.weight"],
             gate_up=PackedLinear(torch.cat([w["mlp.gate_proj.weight"], w["mlp.up_proj.weight"]])),

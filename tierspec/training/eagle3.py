@@ -44,7 +44,9 @@ class Eagle3Trainee(Trainee):
         drafter, source = self.drafter, decoder.layer_weights(decoder.config.num_layers - 1)
         layer, width = drafter.layer, drafter.config.hidden_size
         attention = layer.self_attn
-        for name in ("q_proj", "k_proj", "v_proj"):
+        # without the norm by head that they were trained with, such queries and keys would be of any size
+        known = ("v_proj",) if decoder.config.qk_norm else ("q_proj", "k_proj", "v_proj")
+        for name in known:
             weight = getattr(attention, name).weight
             weight[:, :width] *= _EMBEDDING_HALF_STD / weight[:, :width].std()
             weight[:, width:] = source[f"self_attn.{name}.weight"]

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.tiny_models import write_random_llama
+from tests.support.tiny_models import write_random_llama, write_random_model
 from tierspec.errors import SettingError
 from tierspec.models import CacheFull, Decoder, Route, Step
 from tierspec.models.ops import NativeOps, ReferenceOps
@@ -27,6 +27,30 @@ VARIANTS = {
     },
     "head_dim 64": {"head_dim": 64, "num_attention_heads": 3, "num_key_value_heads": 1},
     "head_dim 128, six heads per group": {"head_dim": 128, "num_attention_heads": 12, "num_key_value_heads": 2},
+    "qwen2": {"family": "qwen2"},
+    "qwen2, sharded": {"family": "qwen2", "tie_word_embeddings": False, "shard_size": "60KB"},
+    "qwen3": {"family": "qwen3", "head_dim": 16},
+    "linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    "llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "rope_theta": 5000.0,
+        },
+    },
+    "yarn": {
+        "family": "qwen3",
+        "head_dim": 32,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+        },
+    },
 }
 
 
@@ -49,7 +73,7 @@ def run(decoder: Decoder, ids: list[int], *, route: Route = FULL) -> torch.Tenso
 @pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("ops", ["native", "reference"])
 def test_logits_and_features_equal_transformers(tmp_path: Path, overrides: dict, ops: str) -> None:
-    model = write_random_llama(tmp_path, **overrides)
+    model = write_random_model(tmp_path, **{"family": "llama", **overrides})
     decoder = Decoder.from_directory(tmp_path, dtype=torch.float32)
     if ops == "reference":
         decoder._ops = ReferenceOps()

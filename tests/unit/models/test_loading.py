@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import ROOT
+from tests.support.tiny_models import write_random_model
 from tierspec.artifacts import sha256_of
 from tierspec.errors import ArtifactError, SettingError
-from tierspec.models import embedded, loading, smollm2
+from tierspec.models import Decoder, embedded, loading, smollm2
 from tierspec.models.loading import load_target, resolve_source
 
 CHAT = [{"role": "user", "content": "How many legs does a spider have?"}]
@@ -151,6 +152,46 @@ def test_an_unsupported_architecture_is_named(model_directory):
     config = json.loads((model_directory / "config.json").read_text())
     (model_directory / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
     assert "'mamba' is not supported" in refused(model_directory, SettingError)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "RoPE type 'dynamic' is not supported"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, r"config\.json is incomplete .*low_freq_factor"),
+        ({"use_sliding_window": True}, "use_sliding_window=True; only False is supported"),
+    ],
+)
+def test_unsupported_options_are_named(tmp_path, change, line):
+    write_random_model(tmp_path, "qwen2")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(SettingError, match=line):
+        Decoder.from_directory(tmp_path, dtype=torch.float32)
+
+
+def test_broken_shards_are_named(tmp_path):
+    write_random_model(tmp_path, "qwen3", shard_size="60KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 2
+    index = tmp_path / "model.safetensors.index.json"
+    whole = index.read_text()
+
+    def line():
+        with pytest.raises(ArtifactError) as raised:
+            Decoder.from_directory(tmp_path, dtype=torch.float32)
+        return str(raised.value)
+
+    index.write_text(whole.replace(shards[0].name, shards[1].name))
+    assert f"{shards[1].name} has no tensor" in line()
+    index.write_text('{"weight_map": {"a": "../b"}}')
+    assert "is not an index of shards" in line()
+    index.write_text(whole)
+    data = shards[1].read_bytes()
+    shards[1].write_bytes(data[:100])
+    assert f"{shards[1].name} is corrupt or truncated" in line()
+    shards[1].unlink()
+    assert f"no {shards[1].name}, which model.safetensors.index.json names" in line()
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "garbage", "header"])

@@ -169,7 +169,9 @@ class DFlashState:
         for index, layer in enumerate(d.layers):
             if blocks:
                 x_RD[blocks] = self._normed(state_ND, delta_ND, layer.attention_norm)
-            queries = d.ops.rope_store(self._normed_heads(layer, x_RD), layout, d.rope, self._cache, index, c.num_heads)
+            qkv = layer.qkv(x_RD)
+            d.ops.norm_heads(qkv, layer.head_norms, c.rms_norm_eps)
+            queries = d.ops.rope_store(qkv, layout, d.rope, self._cache, index, c.num_heads)
             if blocks:
                 mixed = layer.out(d.ops.attend(queries[blocks], seen, self._cache, index, c.num_heads))
                 normed = self._normed(state_ND, mixed, layer.mlp_norm)
@@ -185,16 +187,6 @@ class DFlashState:
         if delta is None:
             return d.ops.rms_norm(state, weight, d.config.rms_norm_eps)
         return d.ops.add_rms_norm(state, delta, weight, d.config.rms_norm_eps)
-
-    def _normed_heads(self, layer: _Layer, x_RD: Tensor) -> Tensor:
-        """Queries, keys and values [R, (H + 2 G) E], the first two normalised by head."""
-        d, c = self._drafter, self._drafter.config
-        qkv = layer.qkv(x_RD)
-        heads = qkv.view(qkv.shape[0], -1, c.head_dim)[:, : c.num_heads + c.num_kv_heads]
-        ones = heads.new_ones(c.head_dim)
-        normed = d.ops.rms_norm(heads.reshape(-1, c.head_dim), ones, c.rms_norm_eps).view_as(heads)
-        heads.copy_(normed * layer.head_norms)
-        return qkv
 
 
 def _block_layout(layout: BatchLayout, blocks: list[int], limits: list[int], counts: list[int]) -> BatchLayout:

@@ -90,6 +90,16 @@ void add_rms_norm(T *residual, const T *x, const T *weight, T *out, int64_t rows
 }
 
 template <class T>
+void norm_heads(T *x, const T *weights, int64_t rows, int64_t width, int64_t heads, int64_t dim, float eps) {
+#pragma omp parallel for if (rows >= 32)
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t h = 0; h < heads; ++h) {
+      T *head = x + r * width + h * dim;
+      norm_row(head, weights + h * dim, head, dim, eps);
+    }
+}
+
+template <class T>
 void silu_mul(const T *gate_up, T *out, int64_t rows, int64_t dim) {
 #pragma omp parallel for if (rows >= 8)
   for (int64_t r = 0; r < rows; ++r) {
@@ -299,6 +309,10 @@ void attend(const T *q, const T *k_pages, const T *v_pages, const int64_t *posit
   extern "C" void tierspec_add_rms_norm_##SUFFIX(T *residual, const T *x, const T *w, T *out, int64_t rows, int64_t dim,       \
                                                  float eps) {                                                                  \
     add_rms_norm(residual, x, w, out, rows, dim, eps);                                                                         \
+  }                                                                                                                            \
+  extern "C" void tierspec_norm_heads_##SUFFIX(T *x, const T *w, int64_t rows, int64_t width, int64_t heads, int64_t dim,      \
+                                               float eps) {                                                                    \
+    norm_heads(x, w, rows, width, heads, dim, eps);                                                                            \
   }                                                                                                                            \
   extern "C" void tierspec_silu_mul_##SUFFIX(const T *gate_up, T *out, int64_t rows, int64_t dim) {                            \
     silu_mul(gate_up, out, rows, dim);                                                                                         \

@@ -26,6 +26,7 @@ _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_f
 _SIGNATURES = {
     "rms_norm": (_P, _P, _P, _I64, _I64, _F32),
     "add_rms_norm": (_P, _P, _P, _P, _I64, _I64, _F32),
+    "norm_heads": (_P, _P, _I64, _I64, _I64, _I64, _F32),
     "silu_mul": (_P, _P, _I64, _I64),
     "rope_store": (_P, _P, _P, _P, _P, _P, _P, _P, _I64, _I32, _I32, _I32),
     "attend": (_P, _P, _P, _P, _P, _P, _I64, _P, _I64, _I32, _I32, _I32, _F32),
@@ -100,6 +101,11 @@ class NativeOps:
             residual.data_ptr(), x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, eps
         )
         return out
+
+    def norm_heads(self, qkv: torch.Tensor, weights: torch.Tensor, eps: float) -> None:
+        heads, dim = weights.shape
+        rows, width = qkv.shape
+        self._functions["norm_heads", qkv.dtype](qkv.data_ptr(), weights.data_ptr(), rows, width, heads, dim, eps)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         rows, dim = gate_up.shape[0], gate_up.shape[1] // 2

@@ -20,6 +20,10 @@ class ReferenceOps:
         residual.add_(x)
         return self.rms_norm(residual, weight, eps)
 
+    def norm_heads(self, qkv: torch.Tensor, weights: torch.Tensor, eps: float) -> None:
+        heads = qkv.view(qkv.shape[0], -1, weights.shape[1])[:, : weights.shape[0]]
+        heads.copy_(self.rms_norm(heads, weights, eps))
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up

@@ -20,6 +20,10 @@ class Ops(Protocol):
     def add_rms_norm(self, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Adds x [R, D] into `residual` in place, then `rms_norm` of it."""
 
+    def norm_heads(self, qkv: torch.Tensor, weights: torch.Tensor, eps: float) -> None:
+        """Normalises the first N heads of each row of qkv [R, (N + rest) head_dim] by themselves, in place, and scales
+        them with `weights` [N, head_dim]."""
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """[R, 2 I], gate then up → silu(gate) * up [R, I]."""
 
