@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
 from actors.cell_protocol import Admitted, Block, CellEvent, Failed, Finished
-from actors.openai_errors import ApiError, server_error
+from actors.openai_errors import ApiError, server_error, took_too_long
 from actors.openai_responses import Reply, error_event
 
 logger = logging.getLogger("tierspec.ingress")
@@ -40,8 +40,7 @@ async def merged(
             try:
                 index, event = await asyncio.wait_for(queue.get(), deadline - loop.time())
             except TimeoutError as error:
-                message = f"the request took longer than {timeout_s:g} s"
-                raise ApiError(message, status=504, kind="server_error", code="timeout") from error
+                raise took_too_long(timeout_s) from error
             if isinstance(event, Failed):
                 raise event.error
             running -= isinstance(event, Finished)

@@ -19,7 +19,7 @@ from actors.cell_protocol import Admitted, Block, CellDescription, CellEvent, Ce
 from actors.cell_tiers import CellTiers
 from actors.engine_thread import EngineThread
 from actors.metrics import CellMetrics
-from actors.openai_errors import ApiError, overloaded, server_error
+from actors.openai_errors import ApiError, overloaded, server_error, took_too_long
 from actors.openai_protocol import Prompt, invalid_value
 from actors.placement import CellPlacement
 from actors.tiers import Models
@@ -80,12 +80,14 @@ class Cell:
         self._driving = self._thread.run(self._driver.run())
         self._draft = DraftOptions.from_settings(settings.draft)
         self._capacity = decoding.max_running + settings.serve.max_queue
+        self._timeout_s = settings.serve.request_timeout_s
         self._live: dict[str, Sequence] = {}
         self._num_open = 0
         logger.info("cell ready: %s", self._tiers.facts)
 
     async def generate(self, request: CellRequest) -> AsyncIterator[CellEvent]:
-        """Events of one choice. A client that leaves closes this generator, which frees its places in every tier."""
+        """Events of one choice. A client that leaves closes this generator, which frees its places in every tier; should
+        nobody be there to close it, `serve.request_timeout_s` does."""
         if self._num_open >= self._capacity:
             self._metrics.rejected.inc()
             yield Failed(overloaded(self._capacity))
@@ -101,6 +103,8 @@ class Cell:
                 yield Admitted(sequence.prompt_length)
                 last = None
                 async for event in stream:
+                    if time.monotonic() - arrival > self._timeout_s:
+                        raise took_too_long(self._timeout_s)
                     if event.finish_reason == "abort":
                         raise ChannelLost("the endpoint is stopping")
                     last = self._count(len(event.token_ids), arrival, last)

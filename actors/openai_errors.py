@@ -71,5 +71,10 @@ def unauthorized() -> ApiError:
     return ApiError("missing or wrong API key", status=401, code="invalid_api_key")
 
 
+def took_too_long(timeout_s: float) -> ApiError:
+    message = f"the request took longer than {timeout_s:g} s"
+    return ApiError(message, status=504, kind="server_error", code="timeout")
+
+
 def server_error(message: str, *, status: int = 500) -> ApiError:
     return ApiError(message, status=status, kind="server_error", code="internal_error")

@@ -87,6 +87,12 @@ def test_place_of_a_client_that_leaves_is_free_again(cell: Cell) -> None:
     assert 'tierspec_requests_total{finish_reason="abort"} 18.0' in text
 
 
+def test_a_request_that_nobody_ends_ends_by_itself(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell, "_timeout_s", 0.0)
+    *_, last = asyncio.run(collect(cell, GREEDY))
+    assert isinstance(last, Failed) and last.error.status == 504
+
+
 def test_more_than_running_and_queue_is_refused(cell: Cell) -> None:
     async def go() -> list[list[CellEvent]]:
         return await asyncio.gather(*(collect(cell, GREEDY) for _ in range(5)))
