@@ -86,8 +86,8 @@ class Cell:
         logger.info("cell ready: %s", self._tiers.facts)
 
     async def generate(self, request: CellRequest) -> AsyncIterator[CellEvent]:
-        """Events of one choice. A client that leaves closes this generator, which frees its places in every tier; should
-        nobody be there to close it, `serve.request_timeout_s` does."""
+        """Events of one choice. A client that leaves closes this generator, which frees its places in every tier; if
+        nobody is there to close it, `serve.request_timeout_s` does."""
         if self._num_open >= self._capacity:
             self._metrics.rejected.inc()
             yield Failed(overloaded(self._capacity))

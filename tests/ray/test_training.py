@@ -4,11 +4,16 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -28,7 +33,8 @@ from tierspec.training.optimizer import GroupClippedAdamW
 from tierspec.training.walk import walk
 
 STEPS = 160
-PRESET = Path(__file__).parents[2] / "configs" / "tiny.yaml"
+ROOT = Path(__file__).parents[2]
+PRESET = ROOT / "configs" / "tiny.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +153,45 @@ def test_a_stopped_and_then_killed_run_ends_with_the_same_weights(line: Line, wh
     losses = [[record["loss"] for record in line.records(name, "step")] for name in ("whole", "broken")]
     assert losses[0] == losses[1]
     assert resumed["accept_len"] == whole["accept_len"]
+
+
+def test_a_run_whose_driver_and_then_everything_is_killed_ends_with_the_same_weights(
+    line: Line, whole: dict[str, Any]
+) -> None:
+    begun = 0
+    for everything in (False, True):
+        settings = line.settings("killed", *LONG).to_yaml()
+        config = line.root / "killed.yaml"
+        config.write_text(settings)
+        rollouts = line.root / "killed" / "rollouts"
+        if not rollouts.exists():
+            shutil.copytree(line.rollouts, rollouts)
+        with subprocess.Popen([sys.executable, "-m", "jobs.train", "--config", str(config)], cwd=ROOT) as driver:
+            family = [psutil.Process(driver.pid)]
+            try:
+                while len(line.records("killed", "step")) <= begun + 20:
+                    assert driver.poll() is None
+                    time.sleep(0.1)
+                family += family[0].children(recursive=True)
+                if everything:
+                    for process in family:
+                        _kill(process)
+                driver.kill()
+            finally:
+                _, alive = psutil.wait_procs(family, timeout=60)
+                for process in alive:
+                    _kill(process)
+        begun = max(record["step"] for record in line.records("killed", "step"))
+    resumed = line.train("killed", *LONG)
+    expected, got = line.weights("whole"), line.weights("killed")
+    assert resumed["finished"] and all(torch.equal(got[name], tensor) for name, tensor in expected.items())
+    losses = [[record["loss"] for record in line.records(name, "step")] for name in ("whole", "killed")]
+    assert losses[0] == losses[1]
+
+
+def _kill(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
 
 
 def test_a_finished_run_is_not_repeated(line: Line, whole: dict[str, Any]) -> None:
