@@ -3,10 +3,11 @@
 import contextlib
 import logging
 import os
+import re
+import secrets
 import shutil
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ from tierspec.config import Settings
 from tierspec.errors import SettingError
 
 _GRACE_S = 5.0
-_LONGEST_FOLDER = 30  # Ray puts sockets 77 characters below it, and a socket's path ends at 107
+_FOLDER = re.compile(r"^tsr-([0-9a-f]+)-[0-9a-f]{4}$")
+_LONGEST_FOLDER = 27  # Ray puts sockets up to 80 characters below it, and a socket's path ends at 107
 
 
 @contextlib.contextmanager
@@ -84,7 +86,9 @@ def _local(settings: Settings) -> Iterator[None]:
         )
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.mkdtemp(prefix="tsr-", dir=parent)
+        _sweep(parent)
+        folder = str(parent / f"tsr-{os.getpid():x}-{secrets.token_hex(2)}")
+        os.mkdir(folder, 0o700)
     except OSError as error:
         raise SettingError(f"ray.temp_dir: cannot write to {parent} ({error.strerror})") from error
     try:
@@ -105,6 +109,14 @@ def _local(settings: Settings) -> Iterator[None]:
         ray.shutdown()
         _reap(family)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders of local Rays whose driver was killed."""
+    for folder in parent.glob("tsr-*"):
+        match = _FOLDER.match(folder.name)
+        if match and not psutil.pid_exists(int(match[1], 16)) and folder.stat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _init(settings: Settings, **arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a training run will need: parameters, memory, disk, steps and time, from its settings and a few steps."""
+"""What a training run will need: its sizes, and its time from a few measured steps."""
 
 import statistics
 import time
@@ -9,101 +9,86 @@ from typing import Any
 import psutil
 import torch
 
+from pipelines.training.sizes import run_sizes
 from tierspec.config import Settings, TrainingSettings
 from tierspec.models import ModelConfig
-from tierspec.models.loading import load_target
+from tierspec.models.loading import load_target, load_tokenizer, resolve_source
+from tierspec.models.weights import has_weights, read_config
 from tierspec.threads import use_threads
-from tierspec.training.data import DataOrder, Sample, check_token_ids, sample_anchors
+from tierspec.training.data import DataOrder, Sample, sample_anchors
 from tierspec.training.families import build_trainee
 from tierspec.training.features import FeatureRequest, TargetFeatures
 from tierspec.training.optimizer import GroupClippedAdamW
 from tierspec.training.trainee import Trainee
 
-STATE_BYTES_PER_PARAMETER = 14  # of a checkpoint: fp32 weight and two moments, bf16 weight for inference
 _MEASURED_STEPS = 4
 _GIB = 2**30
 
 
 def forecast(settings: Settings, samples: Sequence[Sample]) -> dict[str, Any]:
-    """Measures a few steps of one worker in this process and extrapolates; nothing is written.
+    """Measures a few steps of one worker in this process and extrapolates; nothing is written. A target directory that
+    holds no weights yet is not measured.
 
     Returns:
-        drafter_parameters, target_parameters; samples, tokens (prompts included) and response_tokens of the corpus;
-        steps_per_epoch and steps, the latter as the budget allows; memory in GiB per worker by part, as `memory_gib`;
-        disk_gib; feature_tokens_per_s, step_seconds without features, and seconds of the whole run, for streamed
-        features the most it can be: as if they were not computed beside the steps.
+        target; drafter_parameters, target_parameters; samples, tokens (prompts included) and response_tokens of the
+        corpus; steps_per_epoch and steps, the latter as the budget allows; memory_gib per worker by part; disk_gib;
+        workers; and `measured`, None without weights, else: threads, vocabulary_coverage, process_gib,
+        feature_tokens_per_s, step_seconds without features, and seconds of the whole run, for streamed features the
+        most it can be: as if they were not computed beside the steps.
 
     Raises:
         SettingError: an unusable target, or settings that do not fit it.
     """
-    training, place = settings.training, settings.target
-    threads = use_threads(training.threads, processes=training.workers)
-    target = load_target(place.source, dtype=place.dtype, device=place.device, numerics=place.numerics)
-    check_token_ids(samples, target.config.vocab_size)
-    trainee, coverage = build_trainee(settings, target, samples)
-    features = TargetFeatures(
-        target.decoder,
-        trainee.feature_layers,
-        max_length=training.max_length,
-        with_normaliser=training.objective.verification == "rejection",
-    )
-    order = DataOrder([len(s.token_ids) for s in samples], training.batch_sequences, settings.run.seed)
-    rate, step_seconds, bytes_per_token = _measure(trainee, features, order, samples, training, target.decoder.device)
-
-    per_step = training.workers * training.accumulation * training.batch_sequences
-    tokens = sum(len(sample.token_ids) for sample in samples)
-    steps_per_epoch = -(-len(samples) // per_step)
-    most = min(training.epochs * steps_per_epoch, training.max_steps or training.epochs * steps_per_epoch)
-    on_disk = tokens * bytes_per_token if training.features == "cached" else 0.0
-    in_memory = 0.0
-    if training.features == "inline" and training.epochs > 1:
-        in_memory = min(training.feature_cache_mb * 2.0**20, tokens * bytes_per_token)
-    kept = min(1 / training.workers, in_memory / (tokens * bytes_per_token)) if on_disk == 0 else 1.0
-    feature_seconds = tokens / steps_per_epoch / training.workers / rate
-    seconds_of = RunClock(step_seconds * training.accumulation, feature_seconds, steps_per_epoch, kept)
-    steps = seconds_of.steps_within(training.max_minutes * 60, most) if training.max_minutes else most
-    drafter = sum(p.numel() for p in trainee.parameters())
-    memory = _memory(drafter, target_parameters(target.config), target.decoder.dtype.itemsize, training)
-    memory["features"] = in_memory / _GIB
+    training, path = settings.training, resolve_source(settings.target.source)
+    sizes = run_sizes(settings, ModelConfig.from_hf(read_config(path)), load_tokenizer(path), samples)
+    measured, steps = None, sizes.steps
+    if has_weights(path):
+        measured = _measured(settings, samples)
+        feature_seconds = sizes.tokens / sizes.steps_per_epoch / training.workers / measured["feature_tokens_per_s"]
+        step_seconds = measured["step_seconds"] * training.accumulation
+        seconds_of = RunClock(step_seconds, feature_seconds, sizes.steps_per_epoch, sizes.kept_share)
+        if training.max_minutes:
+            steps = seconds_of.steps_within(training.max_minutes * 60, steps)
+        measured["seconds"] = seconds_of(steps)
     return {
-        "target": place.source,
-        "drafter_parameters": drafter,
-        "target_parameters": target_parameters(target.config),
-        "vocabulary_coverage": coverage,
-        "samples": len(samples),
-        "tokens": tokens,
-        "response_tokens": sum(len(sample.response_ids) for sample in samples),
-        "workers": training.workers,
-        "threads": threads,
-        "steps_per_epoch": steps_per_epoch,
+        "target": settings.target.source,
+        "drafter_parameters": sizes.drafter_parameters,
+        "target_parameters": sizes.target_parameters,
+        "samples": sizes.samples,
+        "tokens": sizes.tokens,
+        "response_tokens": sizes.response_tokens,
+        "steps_per_epoch": sizes.steps_per_epoch,
         "steps": steps,
-        "memory_gib": memory,
-        "measured_process_gib": psutil.Process().memory_info().rss / _GIB,
-        "disk_gib": (drafter * STATE_BYTES_PER_PARAMETER * (training.keep_last + 2) + on_disk) / _GIB,
-        "feature_tokens_per_s": rate,
-        "step_seconds": step_seconds,
-        "seconds": seconds_of(steps),
+        "memory_gib": {part: size / _GIB for part, size in sizes.memory_bytes.items()},
+        "disk_gib": sizes.disk_bytes / _GIB,
+        "workers": training.workers,
+        "measured": measured,
     }
 
 
 def render_forecast(expected: dict[str, Any]) -> str:
     """The forecast as lines of text."""
     memory = ", ".join(f"{part} {gib:.2f}" for part, gib in expected["memory_gib"].items())
-    epochs = expected["steps"] / expected["steps_per_epoch"]
+    epochs, measured = expected["steps"] / expected["steps_per_epoch"], expected["measured"]
     lines = {
         "drafter": f"{expected['drafter_parameters'] / 1e6:.1f}M parameters for {expected['target']} "
-        f"({expected['target_parameters'] / 1e6:.0f}M), its vocabulary covers "
-        f"{100 * expected['vocabulary_coverage']:.1f} % of the tokens",
-        "data": f"{expected['samples']} samples, {expected['tokens']:,} tokens, "
+        f"({expected['target_parameters'] / 1e6:,.0f}M)",
+        "data": f"{expected['samples']:,} samples, {expected['tokens']:,} tokens, "
         f"{expected['response_tokens']:,} of them in responses",
         "steps": f"{expected['steps']:,} ({epochs:.1f} epochs of {expected['steps_per_epoch']:,})",
-        "memory": f"about {sum(expected['memory_gib'].values()):.2f} GiB per worker ({memory}) beside activations; "
-        f"the measured process holds {expected['measured_process_gib']:.2f} GiB",
+        "memory": f"about {sum(expected['memory_gib'].values()):.2f} GiB per worker ({memory}) beside activations",
         "disk": f"{expected['disk_gib']:.2f} GiB",
-        "time": f"about {_duration(expected['seconds'])} with {expected['workers']} workers of {expected['threads']} "
-        f"threads: {expected['step_seconds']:.3f} s per step, target features at "
-        f"{expected['feature_tokens_per_s']:,.0f} tokens/s",
     }
+    if measured is None:
+        lines["time"] = "not measured: the target's directory holds no weights"
+    else:
+        lines["drafter"] += f", its vocabulary covers {100 * measured['vocabulary_coverage']:.1f} % of the tokens"
+        lines["memory"] += f"; the measured process holds {measured['process_gib']:.2f} GiB"
+        lines["time"] = (
+            f"about {_duration(measured['seconds'])} with {expected['workers']} workers of {measured['threads']} "
+            f"threads: {measured['step_seconds']:.3f} s per step, target features at "
+            f"{measured['feature_tokens_per_s']:,.0f} tokens/s"
+        )
     return "\n".join(f"{name + ':':9}{line}" for name, line in lines.items())
 
 
@@ -131,6 +116,28 @@ class RunClock:
         return low
 
 
+def _measured(settings: Settings, samples: Sequence[Sample]) -> dict[str, Any]:
+    training, place = settings.training, settings.target
+    threads = use_threads(training.threads, processes=training.workers)
+    target = load_target(place.source, dtype=place.dtype, device=place.device, numerics=place.numerics)
+    trainee, coverage = build_trainee(settings, target, samples)
+    features = TargetFeatures(
+        target.decoder,
+        trainee.feature_layers,
+        max_length=training.max_length,
+        with_normaliser=training.objective.verification == "rejection",
+    )
+    order = DataOrder([len(s.token_ids) for s in samples], training.batch_sequences, settings.run.seed)
+    rate, step_seconds = _measure(trainee, features, order, samples, training, target.decoder.device)
+    return {
+        "threads": threads,
+        "vocabulary_coverage": coverage,
+        "process_gib": psutil.Process().memory_info().rss / _GIB,
+        "feature_tokens_per_s": rate,
+        "step_seconds": step_seconds,
+    }
+
+
 def _measure(
     trainee: Trainee,
     features: TargetFeatures,
@@ -138,11 +145,10 @@ def _measure(
     samples: Sequence[Sample],
     training: TrainingSettings,
     device: torch.device,
-) -> tuple[float, float, float]:
-    """Tokens per second of the target's features, seconds of a forward, backward and update of one batch, and bytes of
-    features per token."""
+) -> tuple[float, float]:
+    """Tokens per second of the target's features, and seconds of a forward, backward and update of one batch."""
     optimizer = GroupClippedAdamW(trainee.parameter_groups(), training)
-    rates, seconds, sizes = [], [], []
+    rates, seconds = [], []
     for step in range(_MEASURED_STEPS):
         chosen = order.samples(step)
         part = [samples[index] for index in chosen]
@@ -153,7 +159,6 @@ def _measure(
         found = features(requests)
         _settle(device)
         rates.append(tokens / (time.perf_counter() - began))
-        sizes.append(sum(f.nbytes for f in found) / tokens)
         began = time.perf_counter()
         optimizer.zero_grad()
         loss, _ = trainee(trainee.collate(part, found, anchors))
@@ -162,29 +167,12 @@ def _measure(
         _settle(device)
         seconds.append(time.perf_counter() - began)
     trainee.take_gradient_norms()
-    return statistics.median(rates[1:]), statistics.median(seconds[1:]), statistics.median(sizes)
+    return statistics.median(rates[1:]), statistics.median(seconds[1:])
 
 
 def _settle(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _memory(drafter: int, target: int, target_bytes: int, training: TrainingSettings) -> dict[str, float]:
-    """GiB of one worker by part; ZeRO shares moments from stage 1, gradients from 2, weights from 3."""
-    shares = [training.workers if training.zero_stage >= stage else 1 for stage in (3, 2, 1)]
-    weights, gradients, moments = (drafter * size / share for size, share in zip((4, 4, 8), shares, strict=True))
-    parts = {"target": target * target_bytes, "weights": weights, "gradients": gradients, "optimizer": moments}
-    return {name: size / _GIB for name, size in parts.items()}
-
-
-def target_parameters(c: ModelConfig) -> int:
-    """Parameters of a target."""
-    attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
-    attention += c.qkv_bias * c.head_dim * (c.num_heads + 2 * c.num_kv_heads) + c.qk_norm * 2 * c.head_dim
-    layer = attention + 3 * c.hidden_size * c.intermediate_size + 2 * c.hidden_size
-    embeddings = c.vocab_size * c.hidden_size * (1 if c.tie_embeddings else 2)
-    return embeddings + c.num_layers * layer + c.hidden_size
 
 
 def _duration(seconds: float) -> str:

@@ -8,10 +8,10 @@ import ray.train
 
 from pipelines.training.engine import DrafterEngine, Progress, agree
 from pipelines.training.environment import prepare_process
-from pipelines.training.forecast import STATE_BYTES_PER_PARAMETER
 from pipelines.training.job import LOG, METRICS, STOP_FILE, WorkerJob
 from pipelines.training.keeper import Keeper
 from pipelines.training.records import RunLog
+from pipelines.training.sizes import STATE_BYTES_PER_PARAMETER
 from pipelines.training.stepper import Stepper
 from tierspec.artifacts import read_json, require_disk
 from tierspec.errors import SettingError

@@ -256,7 +256,7 @@ def test_a_local_ray_refuses_more_workers_than_gpus(monkeypatch: pytest.MonkeyPa
     assert worker_gpus(on_gpus.override("ray.address=auto"), "rollout.workers", 2, 1.0) == 1.0
 
 
-def test_a_local_ray_leaves_nothing_behind() -> None:
+def test_a_local_ray_leaves_nothing_behind_of_itself_or_of_one_that_was_killed() -> None:
     script = """
     import os, psutil
     from pipelines.cluster import ray_session
@@ -265,6 +265,9 @@ def test_a_local_ray_leaves_nothing_behind() -> None:
         print(*(process.pid for process in psutil.Process().children(recursive=True)))
     """
     with tempfile.TemporaryDirectory() as folder:  # pytest's own is too long a path for Ray's sockets
+        with subprocess.Popen(["true"]) as gone:
+            gone.wait()
+        (Path(folder) / f"tsr-{gone.pid:x}-0a1b" / "session").mkdir(parents=True)
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(script)],
             cwd=ROOT,

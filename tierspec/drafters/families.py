@@ -50,9 +50,14 @@ def read_drafter(path: str | Path) -> DrafterCheckpoint:
         raise ArtifactError(f"{directory}: drafter family {values['family']!r} is unknown (known: {known})")
     family = _FAMILIES[values["family"]]
     config = family.config.from_dict(values, directory / CONFIG_FILE)
+    return read_checkpoint(directory, config, parameter_shapes(config))
+
+
+def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every parameter of a drafter; nothing is allocated."""
     with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in family.module(config).named_parameters()}
-    return read_checkpoint(directory, config, shapes)
+        module = _FAMILIES[config.family].module(config)
+    return {name: tuple(tensor.shape) for name, tensor in module.named_parameters()}
 
 
 def load_drafter(path: str | Path, target: Target) -> Drafter:

@@ -77,6 +77,11 @@ def _weight_map(path: Path) -> dict[str, str]:
     return dict(places)
 
 
+def has_weights(directory: Path) -> bool:
+    """Whether a directory holds weights, whole or not."""
+    return (directory / _SINGLE).is_file() or (directory / _INDEX).is_file()
+
+
 def read_config(directory: Path) -> dict:
     """The directory's ``config.json``. Raises ArtifactError if it is missing or is not a JSON object."""
     path = directory / "config.json"

@@ -13,7 +13,7 @@ from tierspec.drafters.dflash import DFlashConfig
 from tierspec.drafters.eagle3 import FAMILY as EAGLE3
 from tierspec.drafters.eagle3 import Eagle3Config
 from tierspec.errors import ArtifactError, SettingError
-from tierspec.models import Target
+from tierspec.models import ModelConfig, Target
 from tierspec.training.data import Sample, token_counts
 from tierspec.training.dflash import DFlashTrainee
 from tierspec.training.eagle3 import Eagle3Trainee
@@ -29,15 +29,7 @@ def build_trainee(settings: Settings, target: Target, samples: Sequence[Sample])
     """
     training, decoder = settings.training, target.decoder
     counts = token_counts(samples, target.config.vocab_size)
-    config = _CONFIGS[settings.drafter.family](
-        settings,
-        target,
-        feature_layers=settings.drafter.feature_layers,
-        draft_vocab_size=settings.drafter.draft_vocab_size,
-        max_draft_tokens=training.depth,
-        source=target.source,
-        embedding_sha256=embedding_sha256(decoder.embedding),
-    )
+    config = drafter_config(settings, target.config, target.tokenizer, embedding_sha256(decoder.embedding))
     start = _warm_start(training.warm_start, config) if training.warm_start else None
     vocabulary = start.vocabulary if start else DraftVocabulary.most_frequent(counts, config.draft_vocab_size)
     trainee = _TRAINEES[settings.drafter.family](config, vocabulary, target, settings)
@@ -50,24 +42,29 @@ def build_trainee(settings: Settings, target: Target, samples: Sequence[Sample])
     return trainee, vocabulary.coverage(counts)
 
 
-def _eagle3_config(settings: Settings, target: Target, **common: Any) -> Eagle3Config:
-    return Eagle3Config.for_target(target.config, **common)
+def drafter_config(settings: Settings, target: ModelConfig, tokenizer: Any, embedding_sha256: str) -> DrafterConfig:
+    """The shape of the drafter that the settings ask for.
 
-
-def _dflash_config(settings: Settings, target: Target, **common: Any) -> DFlashConfig:
+    Raises:
+        SettingError: the settings do not fit the target.
+    """
+    common: dict[str, Any] = {
+        "feature_layers": settings.drafter.feature_layers,
+        "draft_vocab_size": settings.drafter.draft_vocab_size,
+        "max_draft_tokens": settings.training.depth,
+        "source": settings.target.source,
+        "embedding_sha256": embedding_sha256,
+    }
+    if settings.drafter.family == EAGLE3:
+        return Eagle3Config.for_target(target, **common)
     mask = settings.drafter.mask_token_id
-    return DFlashConfig.for_target(
-        target.config,
-        num_layers=settings.drafter.layers,
-        mask_token_id=_spare_token(target) if mask < 0 else mask,
-        **common,
-    )
+    mask = _spare_token(tokenizer, target.vocab_size) if mask < 0 else mask
+    return DFlashConfig.for_target(target, num_layers=settings.drafter.layers, mask_token_id=mask, **common)
 
 
-def _spare_token(target: Target) -> int:
+def _spare_token(tokenizer: Any, vocab_size: int) -> int:
     """A token that answers do not hold."""
-    tokenizer = target.tokenizer
-    if len(tokenizer) < target.config.vocab_size:
+    if len(tokenizer) < vocab_size:
         return len(tokenizer)
     for token in (tokenizer.mask_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id):
         if token is not None:
@@ -122,5 +119,4 @@ def _warm_start(path: str, wanted: DrafterConfig) -> DrafterCheckpoint:
     return start
 
 
-_CONFIGS: dict[str, Callable[..., Any]] = {EAGLE3: _eagle3_config, DFLASH: _dflash_config}
 _TRAINEES: dict[str, Callable[[Any, DraftVocabulary, Target, Settings], Trainee]] = {EAGLE3: _eagle3, DFLASH: _dflash}

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from jobs.command import execute
 from jobs.train import main
 from pipelines.training import plan_training
-from pipelines.training.forecast import RunClock, forecast, render_forecast, target_parameters
+from pipelines.training.forecast import RunClock, forecast, render_forecast
+from pipelines.training.sizes import target_parameters
 from tests.support.rollouts import write_tiny_rollouts
 from tierspec.config import Settings
 from tierspec.models import Target
@@ -29,7 +30,7 @@ def test_counts_follow_from_the_settings(settings: Settings, tiny_target: Target
     found = forecast_of(settings.override("training.max_steps=0", "training.epochs=3"))
     assert (found["samples"], found["steps_per_epoch"], found["steps"]) == (10, 5, 15)
     assert found["response_tokens"] == 240 and found["tokens"] == 320
-    assert found["seconds"] > 0 and found["step_seconds"] > 0
+    assert found["measured"]["seconds"] > 0 and found["measured"]["step_seconds"] > 0
     assert found["memory_gib"]["features"] > 0
     assert "15 (3.0 epochs of 5)" in render_forecast(found)
     assert forecast_of(settings.override("training.max_steps=7", "training.epochs=3"))["steps"] == 7
