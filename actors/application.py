@@ -29,6 +29,7 @@ from actors.ingress import Ingress, key_digest
 from actors.placement import place_cell
 from tierspec.artifacts import run_directory
 from tierspec.config import Settings
+from tierspec.drafters.families import inspect_drafter
 from tierspec.errors import ArtifactError, SettingError
 from tierspec.models.loading import resolve_source
 
@@ -36,6 +37,9 @@ APPLICATION = "tierspec"
 HEALTH_POLL_S = 0.2
 DRAIN_POLL_S = 0.2
 HEALTH_TIMEOUT_S = 15.0
+LAST_WORDS_S = 5.0
+"""The ingress outlives the cells' drain by this, to pass on how they ended what was still running."""
+
 SPARE_REQUESTS = 16
 """A cell refuses generations over its capacity itself, with 429; what Serve lets in beyond is health and metrics."""
 
@@ -78,8 +82,10 @@ def check_endpoint(settings: Settings) -> None:
         )
     _check_port(settings.serve.host, settings.serve.port)
     _check_cpus(settings)
-    drafter_directory(settings)
+    drafter = drafter_directory(settings)
     resolve_source(settings.target.source)
+    if drafter is not None:
+        inspect_drafter(drafter)
 
 
 def build_application(settings: Settings) -> Application:
@@ -108,7 +114,7 @@ def build_application(settings: Settings) -> Application:
         num_replicas=1,
         ray_actor_options={"num_cpus": settings.serve.ingress_cpus},
         max_ongoing_requests=2 * settings.serve.replicas * capacity + SPARE_REQUESTS,
-        graceful_shutdown_timeout_s=settings.serve.drain_s,
+        graceful_shutdown_timeout_s=settings.serve.drain_s + LAST_WORDS_S,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
     )
     key = _api_key(settings)

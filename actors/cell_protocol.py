@@ -69,11 +69,13 @@ CellEvent = Admitted | Block | Finished | Failed
 
 @dataclass(frozen=True)
 class TierStatus:
-    """`ready` is false while a lost tier is being started again; `pid` is its process."""
+    """`ready` is false of a lost tier, while it is being started again or, with `given_up`, for good; `pid` is its
+    process."""
 
     ready: bool
     pid: int
     threads: int
+    given_up: bool = False
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class CellTiers:
         self.channels: dict[TierName, Channel] = {}
         self.facts: dict[TierName, TierFacts] = {}
         self._ready: dict[TierName, bool] = {}
+        self._given_up: set[TierName] = set()
         self._settings = settings
         self._drafter_path = drafter_path
         self._placement = placement
@@ -94,6 +95,9 @@ class CellTiers:
         losses, now = self._losses[tier], time.monotonic()
         losses.append(now)
         if len(losses) > MAX_LOSSES and now - losses[0] < LOSS_WINDOW_S:
+            self._given_up.add(tier)
+            self._metrics.tiers_given_up.labels(tier=tier).inc()
+            logger.error("the %s was lost %d times within %g s and is given up", tier, len(losses), LOSS_WINDOW_S)
             raise ChannelLost(f"{tier}: lost {len(losses)} times within {LOSS_WINDOW_S:g} s, given up")
         self._metrics.tier_restarts.labels(tier=tier).inc()
         logger.warning("starting the %s again", tier)
@@ -101,7 +105,8 @@ class CellTiers:
 
     def status(self) -> dict[str, TierStatus]:
         return {
-            tier: TierStatus(self._ready[tier], facts.pid, facts.threads) for tier, facts in list(self.facts.items())
+            tier: TierStatus(self._ready[tier], facts.pid, facts.threads, tier in self._given_up)
+            for tier, facts in list(self.facts.items())
         }
 
     def close(self) -> None:

@@ -138,8 +138,12 @@ def build_app(cells: Cells, model: str, settings: Settings, *, digest: bytes | N
             logger.warning("no cell answers: %r", error)
             return JSONResponse({"status": "no cell answers"}, 503)
         ready = cell.tiers["verifier"].ready
+        lost = [name for name, tier in cell.tiers.items() if tier.given_up]
+        starting = [name for name, tier in cell.tiers.items() if not tier.ready and not tier.given_up]
+        notes = [f"the {name} was lost too often and is given up" for name in lost]
+        notes += [f"the {name} is starting" for name in starting]
         body = {
-            "status": "ok" if ready else "the verifier is starting",
+            "status": "; ".join(notes) or "ok",
             "model": model,
             "drafter": cell.drafter,
             "placement": cell.placement,

@@ -37,6 +37,7 @@ class CellMetrics:
         self.tier_seconds = self._histogram("tier_seconds", "work of one message at a tier", ROUND_SECONDS, "tier")
         self.tier_tokens = self._counter("tier_tokens", "token rows forwarded by each tier", "tier")
         self.tier_restarts = self._counter("tier_restarts", "times a lost tier was started again", "tier")
+        self.tiers_given_up = self._counter("tiers_given_up", "tiers lost too often to be started again", "tier")
         self.channel_seconds = self._histogram(
             "channel_seconds", "round trip of one message less the tier's work", ROUND_SECONDS, "channel", "edge"
         )

@@ -260,6 +260,10 @@ def _from_validation(error: ValidationError) -> ApiError:
     if found["type"] == "unsupported":
         return ApiError(found["msg"], param=found["ctx"]["param"], code="unsupported_parameter")
     param = ".".join(str(part) for part in found["loc"] if not _is_union_tag(part)) or None
+    if found["loc"][:1] == ("prompt",) and found["type"] != "missing":
+        return ApiError("prompt: expected text, token ids, or a list of either", param="prompt", code="invalid_value")
+    if found["type"] in ("model_type", "model_attributes_type"):
+        return ApiError(f"{param or 'body'}: expected an object", param=param, code="invalid_value")
     if found["type"] == "extra_forbidden":
         return ApiError(f"{param}: unknown parameter", param=param, code="unknown_parameter")
     code = "missing_required_parameter" if found["type"] == "missing" else "invalid_value"

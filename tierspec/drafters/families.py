@@ -43,14 +43,18 @@ def read_drafter(path: str | Path) -> DrafterCheckpoint:
     Raises:
         ArtifactError: no checkpoint there, or it is corrupt or of an unknown family.
     """
+    config = inspect_drafter(path)
+    return read_checkpoint(Path(path), config, parameter_shapes(config))
+
+
+def inspect_drafter(path: str | Path) -> DrafterConfig:
+    """What a checkpoint of any family says of itself; errors as in `read_drafter`."""
     directory = Path(path)
     values = read_drafter_config(directory)
     if values["family"] not in _FAMILIES:
         known = ", ".join(_FAMILIES)
         raise ArtifactError(f"{directory}: drafter family {values['family']!r} is unknown (known: {known})")
-    family = _FAMILIES[values["family"]]
-    config = family.config.from_dict(values, directory / CONFIG_FILE)
-    return read_checkpoint(directory, config, parameter_shapes(config))
+    return _FAMILIES[values["family"]].config.from_dict(values, directory / CONFIG_FILE)
 
 
 def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:

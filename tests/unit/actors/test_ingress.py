@@ -35,7 +35,7 @@ class ScriptedCells:
         self.script = script
         self.open = 0
         self.requests: list[CellRequest] = []
-        self.ready = True
+        self.tiers = {"verifier": TierStatus(True, 1, 2)}
 
     async def generate(self, request: CellRequest) -> AsyncIterator[CellEvent]:
         self.requests.append(request)
@@ -50,7 +50,7 @@ class ScriptedCells:
             self.open -= 1
 
     async def describe(self) -> CellDescription:
-        return CellDescription(2048, 1, None, "colocated", {"verifier": TierStatus(self.ready, 1, 2)})
+        return CellDescription(2048, 1, None, "colocated", self.tiers)
 
     async def metrics(self) -> list[list]:
         snapshots = []
@@ -191,8 +191,12 @@ def test_models_health_and_metrics() -> None:
     assert send(app, "GET", "/v1/models").json()["data"][0]["id"] == "m"
     assert send(app, "GET", "/v1/models/m").json()["max_model_len"] == 2048
     assert send(app, "GET", "/health").json()["status"] == "ok"
-    cells.ready = False
+    cells.tiers = {"verifier": TierStatus(False, 1, 2)}
     assert send(app, "GET", "/health").status_code == 503
+    cells.tiers = {"verifier": TierStatus(True, 1, 2), "drafter": TierStatus(False, 3, 1, given_up=True)}
+    health = send(app, "GET", "/health")
+    assert health.status_code == 200
+    assert health.json()["status"] == "the drafter was lost too often and is given up"
     text = send(app, "GET", "/metrics").text
     assert "tierspec_spec_decode_num_drafts_total 4.0" in text
     assert 'tierspec_spec_decode_num_accepted_tokens_per_pos_total{position="0"} 2.0' in text

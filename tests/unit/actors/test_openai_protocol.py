@@ -42,6 +42,8 @@ def completion(**fields: object) -> GenerationRequest:
         ),
         (CompletionBody, b'{"model": "m"}', "prompt"),
         (CompletionBody, b'{"model": "m", "prompt": 3}', "prompt"),
+        (CompletionBody, b'{"model": "m", "prompt": [1, "a"]}', "prompt"),
+        (CompletionBody, b'{"model": "m", "prompt": "a", "draft": "auto"}', "draft"),
         (CompletionBody, b'{"model": "m", "prompt": {"a": 1}}', "prompt"),
     ],
 )
