@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from pipelines.training.build_locks import release_left_locks
 from tierspec.config import Settings
 from tierspec.paths import cache_directory
 from tierspec.threads import use_threads
@@ -20,7 +21,7 @@ def prepare_process(settings: Settings) -> int:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if not settings.target.device.startswith("cuda"):
         os.environ["DS_ACCELERATOR"] = "cpu"
-    _keep_kernels()
+    release_left_locks(_keep_kernels())
     os.environ.setdefault("DS_LOG_LEVEL", "warning")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     return threads
@@ -29,12 +30,14 @@ def prepare_process(settings: Settings) -> int:
 def build_cpu_kernel() -> None:
     """Compile that kernel now, at set-up, and not in the middle of the first run."""
     os.environ["DS_ACCELERATOR"] = "cpu"
-    _keep_kernels()
+    release_left_locks(_keep_kernels())
     from deepspeed.accelerator import get_accelerator
 
     get_accelerator().create_op_builder("ShareMemCommBuilder").load()
 
 
-def _keep_kernels() -> None:
-    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(cache_directory() / "torch_extensions"))
+def _keep_kernels() -> Path:
+    """Folder of the kernels."""
+    folder = os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(cache_directory() / "torch_extensions"))
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    return Path(folder)
