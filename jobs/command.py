@@ -87,7 +87,7 @@ def execute(name: str, main: JobMain, arguments: Sequence[str], flags: Mapping[s
         mistake = cause if isinstance(cause, SettingError) else error
         if not isinstance(mistake, SettingError):
             raise
-        print(f"{name}: {mistake}", file=sys.stderr)
+        print(f"{name}: {' '.join(str(mistake).splitlines())}", file=sys.stderr)
         return EXIT_BAD_INPUT
     return EXIT_STOPPED if context.stop_requested() else 0
 

@@ -87,6 +87,7 @@ def test_override_gives_a_validated_copy():
         ("training.objective=3", "setting 'training.objective' is 3: expected a group of settings"),
         ("training.weight_decay=.nan", "setting 'training.weight_decay' is nan: expected a finite number"),
         ("prompts.train=x.jsonl", "setting 'prompts.train' is 'x.jsonl': expected a list"),
+        ('ablation.baseline="\\ud800"', "setting 'ablation.baseline' holds bytes that are not text"),
         ("depth=3", "override 'depth=3': expected group.key=value, for example training.depth=5"),
         ("training.depth", "override 'training.depth': expected group.key=value, for example training.depth=5"),
     ],

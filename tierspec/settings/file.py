@@ -83,11 +83,30 @@ def apply_override(tree: Tree, override: str) -> None:
 
 def validate(model: type[Model], tree: Tree) -> Model:
     """`model` built from `tree`; every mistake in one SettingError line."""
+    if name := _not_text(tree):
+        raise SettingError(f"setting '{name}' holds bytes that are not text")
     try:
         return model.model_validate({group: {} if branch is None else branch for group, branch in tree.items()})
     except ValidationError as error:
         names = sorted(setting_names(model))
         raise SettingError("; ".join(_describe(item, names) for item in error.errors())) from error
+
+
+def _not_text(value: Any, name: str = "") -> str | None:
+    """Name of the first setting, or key, whose text cannot be written in UTF-8."""
+    if isinstance(value, str):
+        return name if any(0xD800 <= ord(letter) <= 0xDFFF for letter in value) else None
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        parts = value.items()
+        if any(isinstance(key, str) and _not_text(key, "x") for key in value):
+            return name or "(a group)"
+    elif isinstance(value, list | tuple):
+        parts = ((None, item) for item in value)
+    for key, item in parts:
+        if found := _not_text(item, ".".join(filter(None, (name, key and str(key))))):
+            return found
+    return None
 
 
 def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
