@@ -32,6 +32,7 @@ from tierspec.config import Settings
 from tierspec.drafters.families import inspect_drafter
 from tierspec.errors import ArtifactError, SettingError
 from tierspec.models.loading import resolve_source
+from tierspec.paths import user_path
 
 APPLICATION = "tierspec"
 HEALTH_POLL_S = 0.2
@@ -61,7 +62,7 @@ def drafter_directory(settings: Settings) -> Path | None:
     named = settings.serve.drafter
     if not named:
         return None
-    path = run_directory(settings, "drafter") if named == "auto" else Path(named).expanduser()
+    path = run_directory(settings, "drafter") if named == "auto" else user_path(named, "serve.drafter")
     if (path / "config.json").is_file():
         return path.resolve()
     if named == "auto":
@@ -151,7 +152,7 @@ def endpoint(settings: Settings) -> Iterator[Endpoint]:
 
 def _found_anywhere(settings: Settings) -> Settings:
     """Settings whose target, if a local directory, is found from any process's working directory."""
-    path = Path(settings.target.source).expanduser()
+    path = user_path(settings.target.source, "target.source")
     if not path.is_dir():
         return settings
     target = settings.target.model_copy(update={"source": str(path.resolve())})

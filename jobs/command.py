@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 
 from tierspec.artifacts import run_directory, write_provenance
 from tierspec.config import Settings, load_settings
-from tierspec.errors import SettingError
+from tierspec.errors import RunFailed, SettingError
 
+EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 130
 _NO_FLAGS: Mapping[str, str] = MappingProxyType({})
@@ -85,10 +86,14 @@ def execute(name: str, main: JobMain, arguments: Sequence[str], flags: Mapping[s
     except Exception as error:
         cause = getattr(error, "cause", None)  # Ray wraps what a remote task raised
         mistake = cause if isinstance(cause, SettingError) else error
-        if not isinstance(mistake, SettingError):
+        if isinstance(mistake, OSError) and mistake.filename is not None:
+            line = f"{mistake.filename}: {mistake.strerror}"
+        elif isinstance(mistake, SettingError | RunFailed):
+            line = " ".join(str(mistake).splitlines())
+        else:
             raise
-        print(f"{name}: {' '.join(str(mistake).splitlines())}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        print(f"{name}: {line}", file=sys.stderr)
+        return EXIT_FAILED if isinstance(mistake, RunFailed) else EXIT_BAD_INPUT
     return EXIT_STOPPED if context.stop_requested() else 0
 
 

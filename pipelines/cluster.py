@@ -18,6 +18,7 @@ import ray
 
 from tierspec.config import Settings
 from tierspec.errors import SettingError
+from tierspec.paths import user_path
 
 _GRACE_S = 5.0
 _FOLDER = re.compile(r"^tsr-([0-9a-f]+)-[0-9a-f]{4}$")
@@ -79,7 +80,7 @@ def _joined(settings: Settings) -> Iterator[None]:
 def _local(settings: Settings) -> Iterator[None]:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_worker_niceness", "0")  # a niced worker on all cores waits for its slower thread
-    parent = Path(settings.ray.temp_dir or "/tmp").expanduser().absolute()
+    parent = user_path(settings.ray.temp_dir or "/tmp", "ray.temp_dir").absolute()
     if len(str(parent)) > _LONGEST_FOLDER:
         raise SettingError(
             f"ray.temp_dir: {parent} is too long a path for Ray's sockets; use at most {_LONGEST_FOLDER} characters"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.prompts import Prompt, read_prompts, spread
-from tierspec.artifacts import atomic_write_json, read_json, run_directory, sha256_of
+from tierspec.artifacts import atomic_write_json, read_object, run_directory, sha256_of
 from tierspec.config import Settings
 from tierspec.decoding import SamplingParams
 from tierspec.drafters import load_drafter
@@ -19,6 +19,7 @@ from tierspec.evaluation.metrics import geomean
 from tierspec.evaluation.report import write_report
 from tierspec.evaluation.top2_gap import Top2Gap
 from tierspec.models import Target, load_target
+from tierspec.paths import user_path
 from tierspec.threads import use_threads
 
 RESULT, REPORT, METRICS = "result.json", "report.json", "metrics.json"
@@ -82,7 +83,7 @@ def _checkpoint_prompts(drafter: Path | None) -> set[str]:
     """Ids of the held-out prompts by which the drafter's checkpoint was chosen: measuring on them would flatter it."""
     if drafter is None or not (drafter / METRICS).is_file():
         return set()
-    return set(read_json(drafter / METRICS).get("heldout", {}).get("samples", ()))
+    return set(read_object(drafter / METRICS).get("heldout", {}).get("samples", ()))
 
 
 def check_evaluation(settings: Settings) -> None:
@@ -93,8 +94,8 @@ def check_evaluation(settings: Settings) -> None:
 def finished_report(settings: Settings, output: Path) -> dict[str, Any] | None:
     """The report in `output`, if it is complete and `evaluate` would measure the same again; else None."""
     try:
-        if read_json(output / RESULT).get("identity") == _identity(settings):
-            return dict(read_json(output / REPORT))
+        if read_object(output / RESULT).get("identity") == _identity(settings):
+            return read_object(output / REPORT)
     except SettingError:
         pass
     return None
@@ -132,7 +133,7 @@ def drafter_directory(settings: Settings) -> Path:
         SettingError: it is not there.
     """
     named = settings.serve.drafter
-    path = run_directory(settings, "drafter") if named in (None, "auto") else Path(str(named)).expanduser()
+    path = run_directory(settings, "drafter") if named in (None, "auto") else user_path(named, "serve.drafter")
     if not (path / "config.json").is_file():
         raise SettingError(
             f"evaluation.methods: neural and auto need a drafter, and {path} holds none; "

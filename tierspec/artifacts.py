@@ -74,9 +74,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
     If the block raises, the sibling is removed and `path` stays as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, retired = _temporary(path), _temporary(path)
-    temporary.mkdir()
+    temporary, retired = temporary_directory(path), _temporary(path)
     try:
         yield temporary
         if path.exists():
@@ -85,6 +83,13 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(retired, ignore_errors=True)
+
+
+def temporary_directory(path: Path) -> Path:
+    """A new directory beside `path`, swept once its process is gone."""
+    temporary = _temporary(path)
+    temporary.mkdir(parents=True)
+    return temporary
 
 
 def remove_directory(path: Path) -> None:
@@ -115,8 +120,16 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} is not valid JSON: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object. ArtifactError as for `read_json`, and if it holds something else."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{path} does not hold a JSON object")
+    return value
 
 
 def sha256_of(path: Path) -> str:

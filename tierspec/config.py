@@ -35,6 +35,7 @@ __all__ = [
 class RunSettings(Group):
     name: str = Field(
         "smollm2-135m",
+        max_length=100,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         description="folder of this run: letters, digits, '.', '_' and '-'; the first a letter or digit",
     )

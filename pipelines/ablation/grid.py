@@ -8,9 +8,10 @@ from typing import Any
 
 from pipelines.training import plan_training, read_heldout, walkable
 from pipelines.training.identity import training_identity
-from tierspec.artifacts import read_json, run_directory
+from tierspec.artifacts import read_object, run_directory
 from tierspec.config import Settings
 from tierspec.errors import ArtifactError, SettingError
+from tierspec.paths import user_path
 from tierspec.training.data import Sample, read_rollouts
 
 _FREE = {"training", "drafter"}
@@ -44,8 +45,8 @@ class Trial:
         """
         if not self.result_path.exists():
             return None
-        found = read_json(self.result_path)
-        made_with = found.get("identity") if isinstance(found, dict) else None
+        found = read_object(self.result_path)
+        made_with = found.get("identity")
         if not isinstance(made_with, dict):
             raise ArtifactError(f"{self.result_path} is not the result of an ablation run")
         defaults = training_identity(Settings(), ())
@@ -55,7 +56,7 @@ class Trial:
                     f"ablation.results: {self.result_path} was made with another {name}; remove it, or name another "
                     "folder"
                 )
-        return dict(found)
+        return found
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,9 @@ def plan_ablation(settings: Settings, output: Path) -> AblationPlan:
     corpus = read_rollouts(rollouts, settings.training.max_length, settings.target.source)
     heldout = walkable(read_heldout(folder, corpus, settings), settings, str(folder))
     digest = hashlib.sha256(json.dumps([[s.sample_id, s.token_ids] for s in heldout]).encode()).hexdigest()
-    results = Path(settings.ablation.results).expanduser() if settings.ablation.results else output / "results"
+    results = output / "results"
+    if settings.ablation.results:
+        results = user_path(settings.ablation.results, "ablation.results")
     trials = []
     for seed in settings.ablation.seeds:
         for variant in settings.ablation.variants:

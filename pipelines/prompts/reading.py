@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from pipelines.prompts.prompt import Prompt, parse_row
 from tierspec.errors import SettingError
+from tierspec.paths import user_path
 
 BUILTIN = ("train", "heldout", "new_kinds")
 _SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -52,7 +53,7 @@ def _paths(entry: str, setting: str) -> list[Path]:
                 f"{setting}: {entry} is unknown, built in are {', '.join(f'builtin:{b}' for b in BUILTIN)}"
             )
         return [Path(str(files("tierspec") / "data" / "prompts" / f"{name}.jsonl"))]
-    path = Path(entry).expanduser()
+    path = user_path(entry, setting)
     if path.is_dir():
         raise SettingError(f"{setting}: {entry} is a folder; name its files, for example {entry.rstrip('/')}/*.jsonl")
     paths = [path] if path.exists() else sorted(Path(match) for match in glob.glob(str(path), recursive=True))
@@ -87,8 +88,8 @@ def _json_rows(path: Path) -> Iterator[tuple[str, object]]:
                     yield place, json.loads(text)
             except UnicodeDecodeError as error:
                 raise SettingError(f"{place}: not UTF-8 at byte {error.start}") from None
-            except (json.JSONDecodeError, RecursionError) as error:
-                reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+            except (ValueError, RecursionError) as error:
+                reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
                 raise SettingError(f"{place}: not one JSON object per line ({reason})") from None
 
 
@@ -100,7 +101,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path} row {number}", row
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise SettingError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.rollouts.schema import ShardReport, read_report, shard_path
-from tierspec.artifacts import atomic_write_json, read_json, sweep_temporaries
+from tierspec.artifacts import atomic_write_json, read_object, sweep_temporaries
 from tierspec.errors import ArtifactError, SettingError
 
 MANIFEST = "manifest.json"
@@ -26,8 +26,7 @@ def _difference(path: Path, identity: Mapping[str, Any]) -> str:
     """What differs from the rollouts that are there, as the start of a message; "" if nothing does."""
     if not (path / MANIFEST).exists():
         return f"shards without {MANIFEST}" if any(path.glob("shard-*.parquet")) else ""
-    manifest = read_json(path / MANIFEST)
-    made_with = manifest.get("identity") if isinstance(manifest, dict) else None
+    made_with = read_object(path / MANIFEST).get("identity")
     if not isinstance(made_with, dict):
         return f"a {MANIFEST} that is not one of rollouts"
     for name, value in identity.items():

@@ -6,13 +6,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from pipelines.training.whole_state import WholeState
+from tierspec.artifacts import atomic_write_json, read_object
 from tierspec.config import TrainingSettings
 from tierspec.training.optimizer import GroupClippedAdamW
 from tierspec.training.trainee import Trainee
 
-_STATE = "deepspeed"
+_STATE, _PROGRESS = "state.safetensors", "progress.json"
 
 
 @dataclass
@@ -54,7 +57,8 @@ class DrafterEngine:
         self._engine, *_ = deepspeed.initialize(model=trainee, optimizer=self._optimizer, config=config)
         if world_size == 1 and not self._stage:
             self._engine.enable_backward_allreduce = False  # it would copy all gradients twice, to itself
-        self._trainee, self._world = trainee, world_size
+        self._state = WholeState(self._engine, trainee, self._optimizer, self._stage)
+        self._world = world_size
 
     @property
     def holds_whole_weights(self) -> bool:
@@ -79,25 +83,27 @@ class DrafterEngine:
         self._engine.step()
         return dict(self._optimizer.gradient_norms)
 
-    def save(self, directory: Path, progress: Progress) -> None:
-        """This rank's part of the training state, into `directory`."""
-        self._engine.save_checkpoint(str(directory / _STATE), tag="state", client_state={"progress": asdict(progress)})
+    def save(self, directory: Path | None, progress: Progress) -> None:
+        """The training state, into `directory`; None: another rank writes it."""
+        tensors = self._state.collect(progress.step)
+        if directory is not None:
+            save_file(tensors, str(directory / _STATE))
+            atomic_write_json(directory / _PROGRESS, asdict(progress))
 
     def load(self, directory: Path) -> Progress:
-        """Restores weights, optimizer and progress from what `save` wrote."""
-        _, client = self._engine.load_checkpoint(str(directory / _STATE), tag="state")
-        return Progress(**client["progress"])
+        """Restores weights, optimizer and progress from what `save` wrote, whatever workers and stage it had."""
+        progress = Progress(**read_object(directory / _PROGRESS))
+        self._state.restore(load_file(str(directory / _STATE)), progress.step)
+        return progress
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Copies of the whole weights in fp32: drafter and verification head."""
-        parts: tuple[torch.nn.Module, ...] = (self._trainee.drafter, self._trainee.verification_head)
-        if self._stage < 3:
-            drafter, head = ({n: p.detach().clone() for n, p in part.named_parameters()} for part in parts)
-            return drafter, head
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters(list(self._trainee.parameters())):
-            drafter, head = ({n: p.detach().clone() for n, p in part.named_parameters()} for part in parts)
+        tensors = self._state.collect(0)
+        parts = ("drafter.", "verification_head.")
+        drafter, head = (
+            {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
+            for part in parts
+        )
         return drafter, head
 
 

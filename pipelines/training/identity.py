@@ -2,22 +2,26 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from tierspec.artifacts import atomic_write_json, read_json, remove_directory, sha256_of, sweep_temporaries
+from tierspec.artifacts import atomic_write_json, read_object, remove_directory, sha256_of, sweep_temporaries
 from tierspec.config import Settings
 from tierspec.errors import ArtifactError, SettingError
+from tierspec.paths import user_path
 from tierspec.training.data import Sample
 
 IDENTITY = "identity.json"
+_SAMPLES_PER_STEP = ("training.workers", "training.accumulation", "training.batch_sequences")  # their product counts
 _NOT_SHAPING = {  # how long a run goes on, what it keeps and where it runs; everything else shapes the weights
     "epochs",
     "max_steps",
     "max_minutes",
     "threads",
+    "zero_stage",
     "checkpoint_every",
     "keep_last",
     "evaluate_every",
@@ -28,6 +32,7 @@ _NOT_SHAPING = {  # how long a run goes on, what it keeps and where it runs; eve
     "feature_workers",
     "feature_threads",
     "feature_node",
+    "trackers",
     "max_failures",
     "node",
     "overwrite",
@@ -75,7 +80,7 @@ def _samples_digest(samples: Iterable[Sample]) -> str:
 def _weights_digest(directory: str) -> str:
     if not directory:
         return ""
-    weights = Path(directory).expanduser() / "model.safetensors"
+    weights = user_path(directory, "training.warm_start") / "model.safetensors"
     if not weights.is_file():
         raise SettingError(f"training.warm_start is {directory}: no model.safetensors there")
     return sha256_of(weights)
@@ -91,7 +96,7 @@ def claim_state(state: Path, identity: dict[str, Any]) -> None:
     """Make the folder of the training state; a state of other settings or rollouts in it goes."""
     try:
         sweep_temporaries(state)
-        if _difference(state, identity):
+        if _is_another(state, identity):
             remove_directory(state)
         state.mkdir(parents=True, exist_ok=True)
         atomic_write_json(state / IDENTITY, identity)
@@ -99,18 +104,28 @@ def claim_state(state: Path, identity: dict[str, Any]) -> None:
         raise SettingError(f"cannot write to {state}: {error.strerror} (setting run.root)") from error
 
 
+def _is_another(state: Path, identity: dict[str, Any]) -> bool:
+    try:
+        return bool(_difference(state, identity))
+    except ArtifactError:
+        return True
+
+
 def _difference(state: Path, identity: dict[str, Any]) -> str:
     path = state / IDENTITY
     if not path.exists():
         left = state.is_dir() and any(state.iterdir())
         return f"a training state that does not say what it was made with (no {IDENTITY}) lies" if left else ""
-    made_with = read_json(path)
-    if not isinstance(made_with, dict):
-        raise ArtifactError(f"{path} is not the identity of a training state")
+    made_with = read_object(path)
     for name, value in identity.items():
         if name not in made_with:
             return f"the training state is of another version, which had no {name}, and lies"
-        if made_with[name] != value:
+        if name in _SAMPLES_PER_STEP:
+            now, then = (math.prod(values[part] for part in _SAMPLES_PER_STEP) for values in (identity, made_with))
+            if now != then:
+                product = " x ".join(_SAMPLES_PER_STEP)
+                return f"{product} is {now} samples a step now, but was {then} for the training state"
+        elif made_with[name] != value:
             if name == "rollouts":
                 return "the rollouts are not those of the training state"
             return f"{name} is {value!r} now, but was {made_with[name]!r} for the training state"

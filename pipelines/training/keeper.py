@@ -1,17 +1,16 @@
 """What a run keeps: the drafter with the best held-out accept length, and checkpoints to go on from."""
 
 import shutil
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import ray.train
+from ray.train import CheckpointUploadMode
 
 from pipelines.training.engine import DrafterEngine, Progress
 from pipelines.training.job import BEST, INFERENCE, METRICS, PROVENANCE, SAMPLE, WorkerJob
 from pipelines.training.records import RunLog
-from tierspec.artifacts import atomic_directory, atomic_write_json
+from tierspec.artifacts import atomic_directory, atomic_write_json, temporary_directory
 from tierspec.evaluation.training_page import readable_sample
 from tierspec.models import Target
 from tierspec.training.data import Sample
@@ -83,22 +82,25 @@ class Keeper:
                 if self._heldout and self._engine.holds_whole_weights:
                     atomic_write_json(directory / SAMPLE, self._sample(self._heldout[0]))
 
-    def save(self, progress: Progress, scalars: dict[str, float], report: dict[str, Any]) -> None:
-        """A checkpoint: every rank saves its state and reports; the first adds the drafter, its origin and metrics."""
-        directory = Path(tempfile.mkdtemp(prefix="tierspec-checkpoint-"))
-        try:
+    def save(self, progress: Progress, scalars: dict[str, float], report: dict[str, Any], *, last: bool) -> None:
+        """A checkpoint: training state, drafter, origin and metrics, written by the first rank. It is uploaded while
+        the steps go on, except the last one."""
+        checkpoint = None
+        mode = CheckpointUploadMode.SYNC if last else CheckpointUploadMode.ASYNC
+        weights = self._engine.weights()
+        if self._log is None:
+            self._engine.save(None, progress)
+        else:
+            directory = temporary_directory(self._state / "checkpoint")
             self._engine.save(directory, progress)
-            weights = self._engine.weights()
-            if self._log is not None:
-                (directory / INFERENCE).mkdir()
-                self._trainee.save(directory / INFERENCE, *weights)
-                atomic_write_json(directory / METRICS, self._metrics(progress, scalars))
-                for name in PROVENANCE:
-                    if (self._state / name).exists():
-                        shutil.copy(self._state / name, directory / name)
-            ray.train.report(report, checkpoint=ray.train.Checkpoint.from_directory(str(directory)))
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+            (directory / INFERENCE).mkdir()
+            self._trainee.save(directory / INFERENCE, *weights)
+            atomic_write_json(directory / METRICS, self._metrics(progress, scalars))
+            for name in PROVENANCE:
+                if (self._state / name).exists():
+                    shutil.copy(self._state / name, directory / name)
+            checkpoint = ray.train.Checkpoint.from_directory(str(directory))
+        ray.train.report(report, checkpoint, checkpoint_upload_mode=mode, delete_local_checkpoint_after_upload=True)
 
     def _sample(self, sample: Sample) -> dict[str, Any]:
         request = FeatureRequest(_SHOWN, sample.token_ids, sample.first_anchor, sample.greedy)

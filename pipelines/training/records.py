@@ -5,13 +5,13 @@ Kinds of records: `start` (a worker group begins at `step` of `total_steps`), `s
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from pipelines.training.trackers import Tracker
 from tierspec.artifacts import atomic_write_text
 
 Record = dict[str, Any]
@@ -28,26 +28,29 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 class RunLog:
-    """The log and its TensorBoard twin, taken up at `step`: records of later steps, from a run that was lost, go."""
+    """The log, taken up at `step`: records of later steps, from a run that was lost, go. Its numbers go to the
+    trackers too."""
 
-    def __init__(self, path: Path, tensorboard: Path, step: int) -> None:
+    def __init__(self, path: Path, step: int, trackers: Sequence[Tracker] = ()) -> None:
         kept = [record for record in read_records(path) if record["step"] <= step and record["kind"] != "start"]
         atomic_write_text(path, "".join(f"{json.dumps(record)}\n" for record in kept))
         self._file = path.open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(tensorboard), purge_step=step + 1 if step else None)
+        self._trackers = trackers
 
     def write(self, kind: str, step: int, scalars: Mapping[str, Any]) -> None:
-        """One record, at once on the disk; its numbers go to TensorBoard under `kind`."""
+        """One record, at once on the disk; trackers know its numbers as `kind`/name."""
         self._file.write(json.dumps({"kind": kind, "step": step, **scalars}) + "\n")
         self._file.flush()
-        for name, value in scalars.items():
-            if isinstance(value, int | float) and kind != "start":
-                self._board.add_scalar(f"{kind}/{name}", value, step)
+        if kind != "start":
+            numbers = {f"{kind}/{name}": value for name, value in scalars.items() if isinstance(value, int | float)}
+            for tracker in self._trackers:
+                tracker.log(numbers, step)
 
     def close(self) -> None:
-        """Flushes both."""
+        """Flushes all."""
         self._file.close()
-        self._board.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 class ProgressBar:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray.train
+from ray.exceptions import RayActorError
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2.api.exceptions import WorkerGroupError
@@ -30,16 +31,26 @@ from pipelines.training.job import (
     WorkerJob,
 )
 from pipelines.training.records import ProgressBar, read_records
+from pipelines.training.trackers import check_trackers
 from pipelines.training.worker import run_worker
-from tierspec.artifacts import atomic_directory, atomic_write_json, atomic_write_text, read_json, run_directory
+from tierspec.artifacts import (
+    atomic_directory,
+    atomic_write_json,
+    atomic_write_text,
+    read_object,
+    remove_directory,
+    run_directory,
+)
 from tierspec.config import Settings
-from tierspec.errors import SettingError
+from tierspec.drafters import read_drafter
+from tierspec.errors import ArtifactError, RunFailed, SettingError
 from tierspec.evaluation.training_page import render_training_page
 from tierspec.training.acceptance import check_sampling_known
 from tierspec.training.data import Rollouts, Sample, read_rollouts
 
 Stop = Callable[[], bool]
 _POLL_S = 0.2
+_SNAPSHOT = "checkpoint_manager_snapshot.json"  # Ray Train's
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,7 @@ def plan_training(
         SettingError: bad rollouts, or of another target; rollouts that do not say what the objective needs; held-out
             rollouts that are all too short; a training state of other settings.
     """
+    check_trackers(settings)
     directory = rollouts or run_directory(settings, "rollouts") / "train"
     corpus = read_rollouts(directory, settings.training.max_length, settings.target.source)
     if heldout is None and any((directory.parent / "heldout").glob("*.parquet")):
@@ -90,8 +102,7 @@ def _choices_are_known(rollouts: Path, settings: Settings) -> bool:
     manifest, target = rollouts / MANIFEST, settings.target
     if not manifest.is_file() or target.device != "cpu" or target.numerics == "fast":
         return False
-    found = read_json(manifest)
-    made_with = found.get("identity") if isinstance(found, dict) else None
+    made_with = read_object(manifest).get("identity")
     wanted = {"target.dtype": target.dtype, "target.device": "cpu"}
     return (
         isinstance(made_with, dict)
@@ -131,6 +142,7 @@ def train_drafter(
         return finished
     claim_state(plan.state, plan.identity)
     (plan.state / STOP_FILE).unlink(missing_ok=True)
+    _drop_unfinished_checkpoints(plan.state / CHECKPOINTS)
     _copy(PROVENANCE, output, plan.state)
 
     began = time.monotonic()
@@ -156,7 +168,7 @@ def train_drafter(
     }
     if not outcome["finished"]:
         return result | {"ended_early": "stopped"}
-    best = read_json(plan.state / BEST / METRICS)
+    best = read_object(plan.state / BEST / METRICS)
     result |= {
         "accept_len": best["heldout"].get("accept_len"),
         "per_position_acceptance": best["heldout"].get("per_position_acceptance"),
@@ -211,6 +223,17 @@ def walkable(samples: Sequence[Sample], settings: Settings, source: str) -> tupl
     )
 
 
+def _drop_unfinished_checkpoints(directory: Path) -> None:
+    """Remove what a killed run had not yet registered: Ray knows only registered checkpoints, and would keep the others
+    for ever."""
+    snapshot = directory / _SNAPSHOT
+    known = read_object(snapshot)["checkpoint_results"] if snapshot.exists() else []
+    names = {checkpoint["checkpoint_dir_name"] for checkpoint in known}
+    for path in directory.glob("checkpoint_*"):
+        if path.is_dir() and path.name not in names:
+            remove_directory(path)
+
+
 def _fit(job: WorkerJob, stop: Stop) -> dict[str, Any]:
     """Run the workers. Ray's `fit` would take over SIGINT in the main thread, so it gets one of its own."""
     training = job.settings.training
@@ -262,20 +285,29 @@ def _worker_resources(settings: Settings) -> dict[str, float]:
 
 
 def _mistake(error: BaseException) -> BaseException:
-    """The user's mistake behind a failed run, if it is one."""
+    """The user's mistake behind a failed run, if it is one, or the loss of a worker."""
     if isinstance(error, WorkerGroupError):
-        for failure in error.worker_failures.values():
-            cause = getattr(failure, "cause", failure)
+        causes = [getattr(failure, "cause", failure) for failure in error.worker_failures.values()]
+        for cause in causes:
             if isinstance(cause, SettingError):
                 return cause
+        if any(isinstance(cause, RayActorError) for cause in causes):
+            return RunFailed(
+                "a training worker was lost; the same command goes on from the last checkpoint, and "
+                "training.max_failures lets it do so by itself"
+            )
     return error
 
 
 def _finished_result(plan: TrainingPlan, settings: Settings) -> dict[str, Any] | None:
-    """The result of a finished run of the same identity and budget, if that is what the output holds."""
+    """The result of a finished run of the same identity and budget, if that is what the output holds, whole."""
     if not (plan.output / RESULT).exists():
         return None
-    result = read_json(plan.output / RESULT)
+    try:
+        result = read_object(plan.output / RESULT)
+        read_drafter(plan.output)
+    except ArtifactError:
+        return None
     same = result.get("identity") == plan.identity and result.get("budget") == _budget(settings)
     return result if same else None
 
@@ -290,7 +322,7 @@ def _publish(plan: TrainingPlan, result: dict[str, Any], settings: Settings) -> 
     with atomic_directory(plan.output) as directory:
         _copy([file.name for file in (plan.state / BEST).iterdir()], plan.state / BEST, directory)
         _copy((LOG, *PROVENANCE), plan.state, directory)
-        sample = read_json(directory / SAMPLE) if (directory / SAMPLE).exists() else None
+        sample = read_object(directory / SAMPLE) if (directory / SAMPLE).exists() else None
         page = render_training_page(result, read_records(directory / LOG), sample)
         atomic_write_text(directory / PAGE, page)
         atomic_write_json(directory / RESULT, {**result, "identity": plan.identity, "budget": _budget(settings)})

@@ -13,7 +13,8 @@ from pipelines.training.keeper import Keeper
 from pipelines.training.records import RunLog
 from pipelines.training.sizes import STATE_BYTES_PER_PARAMETER
 from pipelines.training.stepper import Stepper
-from tierspec.artifacts import read_json, require_disk
+from pipelines.training.trackers import open_trackers
+from tierspec.artifacts import read_object, require_disk
 from tierspec.errors import SettingError
 from tierspec.models.loading import load_target
 from tierspec.training.data import check_token_ids
@@ -66,16 +67,16 @@ class TrainingRun:
             if (save or evaluate) and self._share_done() < 1.0 and not stopped:
                 self._keeper.evaluate(progress, self._scalars)
                 if save:
-                    self._keeper.save(progress, self._scalars, self._report())
+                    self._keeper.save(progress, self._scalars, self._report(), last=False)
         if self._share_done() >= 1.0:
             self._keeper.evaluate(progress, self._scalars)
-        self._keeper.save(progress, self._scalars, self._report())
+        self._keeper.save(progress, self._scalars, self._report(), last=True)
         if self._log is not None:
             self._log.close()
 
     def _open_log(self) -> RunLog:
         step = self._progress.step
-        log = RunLog(self._job.state / LOG, self._job.state / "tensorboard", step)
+        log = RunLog(self._job.state / LOG, step, open_trackers(self._job.settings, self._job.state, step))
         process = {"threads": self._threads, "workers": self._world, "pid": os.getpid()}
         log.write("start", step, {"total_steps": self._stepper.total_steps, **process})
         return log
@@ -125,4 +126,4 @@ def _restored(engine: DrafterEngine) -> tuple[Progress, dict[str, Any]]:
     if checkpoint is None:
         return Progress(), {}
     with checkpoint.as_directory() as directory:
-        return engine.load(Path(directory)), read_json(Path(directory) / METRICS)
+        return engine.load(Path(directory)), read_object(Path(directory) / METRICS)

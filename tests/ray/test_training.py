@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from pipelines.cluster import ray_session
 from pipelines.training import train_drafter
@@ -74,9 +75,8 @@ class Line:
         return sorted(path for path in found if path.is_dir())
 
     def weights(self, name: str) -> dict[str, torch.Tensor]:
-        """The fp32 weights of the last checkpoint."""
-        file = self.checkpoints(name)[-1] / "deepspeed" / "state" / "mp_rank_00_model_states.pt"
-        return torch.load(file, weights_only=False)["module"]
+        """The fp32 weights and moments of the last checkpoint."""
+        return load_file(self.checkpoints(name)[-1] / "state.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -120,9 +120,8 @@ def test_checkpoints_carry_what_is_needed_and_are_pruned(line: Line, whole: dict
     checkpoints = line.checkpoints("whole")
     assert len(checkpoints) == 2
     for checkpoint in checkpoints:
-        assert {"deepspeed", "inference", "metrics.json", "run.yaml", "command.txt", "versions.json"} <= {
-            path.name for path in checkpoint.iterdir()
-        }
+        names = {"state.safetensors", "progress.json", "inference", "metrics.json"}
+        assert names | {"run.yaml", "command.txt", "versions.json"} <= {path.name for path in checkpoint.iterdir()}
         read_drafter(checkpoint / "inference")
         assert json.loads((checkpoint / "metrics.json").read_text())["heldout"]["accept_len"] >= 1
     assert [record["step"] for record in line.records("whole", "heldout")] == [60, 120, STEPS]
@@ -182,9 +181,11 @@ def test_a_run_whose_driver_and_then_everything_is_killed_ends_with_the_same_wei
                 for process in alive:
                     _kill(process)
         begun = max(record["step"] for record in line.records("killed", "step"))
+    (line.root / "killed" / "training" / "checkpoints" / "checkpoint_of_a_killed_upload").mkdir()
     resumed = line.train("killed", *LONG)
     expected, got = line.weights("whole"), line.weights("killed")
     assert resumed["finished"] and all(torch.equal(got[name], tensor) for name, tensor in expected.items())
+    assert len(line.checkpoints("killed")) == 2
     losses = [[record["loss"] for record in line.records(name, "step")] for name in ("whole", "killed")]
     assert losses[0] == losses[1]
 
@@ -267,7 +268,25 @@ def test_a_large_folder_of_features_is_refused(line: Line) -> None:
         line.train("large", "training.features=cached", "training.feature_disk_gb=0.0001")
 
 
-@pytest.mark.parametrize(("family", "stages"), [("eagle3", (0, 1, 2, 3)), ("dflash", (0, 3))])
+def test_a_run_goes_on_with_other_workers_and_another_zero_stage(line: Line) -> None:
+    few = ("training.max_steps=8", "training.epochs=8", "training.heldout_prompts=0", "training.batch_sequences=1")
+    line.train("steady", *few, "training.workers=2")
+    parts = (("training.workers=2",), ("training.accumulation=2",), ("training.workers=2", "training.zero_stage=3"))
+    for number, part in enumerate(parts, start=1):
+        reached = partial(lambda least: len(line.records("moved", "step")) >= least, 2 * number)
+        line.train("moved", *few, *part, **({"stop": reached} if number < len(parts) else {}))
+    starts = [record["step"] for record in line.records("moved", "start")]
+    assert len(starts) == 1 and 4 <= starts[0] < 8
+    losses = [[record["loss"] for record in line.records(name, "step")] for name in ("steady", "moved")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4) and len(losses[0]) == 8
+    expected = line.weights("steady")
+    for name, tensor in line.weights("moved").items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-5)
+    with pytest.raises(SettingError, match=r"training\.batch_sequences is 1 samples a step now, but was 2"):
+        line.train("moved", *few, "training.workers=1")
+
+
+@pytest.mark.parametrize(("family", "stages"), [("eagle3", (0, 2, 3)), ("dflash", (0, 3))])
 def test_zero_stages_give_the_same_losses(line: Line, family: str, stages: tuple[int, ...]) -> None:
     few = ("training.workers=2", "training.max_steps=4", "training.epochs=5", "training.heldout_prompts=2")
     losses = {}

@@ -87,6 +87,8 @@ def test_override_gives_a_validated_copy():
         ("training.objective=3", "setting 'training.objective' is 3: expected a group of settings"),
         ("training.weight_decay=.nan", "setting 'training.weight_decay' is nan: expected a finite number"),
         ("prompts.train=x.jsonl", "setting 'prompts.train' is 'x.jsonl': expected a list"),
+        ("target.threads=45000", "setting 'target.threads' is 45000: expected less than or equal to 1024"),
+        ('run.root="a\\0b"', "setting 'run.root' holds bytes that are not text"),
         ('ablation.baseline="\\ud800"', "setting 'ablation.baseline' holds bytes that are not text"),
         ("depth=3", "override 'depth=3': expected group.key=value, for example training.depth=5"),
         ("training.depth", "override 'training.depth': expected group.key=value, for example training.depth=5"),

@@ -20,7 +20,7 @@ MIDDLE = {*DRAWN, "tierspec.drafters", "tierspec.verification"}
 ALLOWED = {
     "tierspec": set(),
     "tierspec.errors": set(),
-    "tierspec.paths": set(),
+    "tierspec.paths": {"tierspec.errors"},
     "tierspec.threads": set(),
     "tierspec.settings": {"tierspec.errors"},
     "tierspec.config": {"tierspec.errors", "tierspec.settings"},

@@ -104,9 +104,9 @@ def read_drafter_config(directory: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArtifactError(f"no drafter in {directory}: cannot read {CONFIG_FILE} ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(values, dict) or "family" not in values:
+    if not isinstance(values, dict) or not isinstance(values.get("family"), str):
         raise ArtifactError(f"{path} does not describe a drafter: it has no field family")
     return values
 

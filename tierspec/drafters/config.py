@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,7 @@ def check_feature_layers(layers: Sequence[int], num_layers: int) -> tuple[int, .
 
 def _checked(path: Path, name: str, value: Any, kind: type) -> Any:
     good = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
-    if not good or (kind is int and value < 0) or (kind is int and value == 0 and not name.endswith("_id")):
+    least = 0 if name.endswith("_id") else 1
+    if not good or (kind is int and value < least) or (kind is float and not 0 < value < math.inf):
         raise ArtifactError(f"{path}: field {name} should be a {kind.__name__}, found {value!r}")
     return value

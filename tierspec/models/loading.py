@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from tierspec.artifacts import read_json
+from tierspec.artifacts import read_object
 from tierspec.errors import ArtifactError, SettingError
 from tierspec.models.architecture import token_ids
 from tierspec.models.decoder import Decoder
 from tierspec.models.embedded import PREFIX, embedded_directory
 from tierspec.models.target import Target
+from tierspec.paths import user_path
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
@@ -63,7 +64,7 @@ def resolve_source(source: str) -> Path:
     """The local directory of a target, fetched or built if need be; errors as in `load_target`."""
     if source.startswith(PREFIX):
         return embedded_directory(source.removeprefix(PREFIX))
-    path = Path(source).expanduser()
+    path = user_path(source, "target.source")
     if path.is_dir():
         return path.resolve()
     if path.exists():
@@ -123,10 +124,12 @@ def _eos_ids(path: Path) -> tuple[int, ...]:
     if not file.is_file():
         return ()
     try:
-        return token_ids(read_json(file).get("eos_token_id"))
+        return token_ids(read_object(file).get("eos_token_id"))
     except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(f"target.source: {file} is malformed: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """The first line of a message that says something; libraries explain at length in the next ones."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].rstrip().endswith(":") else lines[0]

@@ -10,18 +10,18 @@ from tierspec.settings.group import Count, Fraction, Group
 class SuffixSettings(Group):
     """Suffix cache draft, chain mode (SuffixDecoding, arXiv 2411.04975)."""
 
-    max_depth: Count = Field(64, description="longest context matched, in tokens")
+    max_depth: int = Field(64, ge=1, le=4096, description="longest context matched, in tokens")
     min_probability: Fraction = Field(0.1, description="a draft ends where its probability falls below this")
-    factor: float = Field(1.0, ge=0.0, description="draft tokens per matched token")
-    offset: float = Field(0.0, description="draft tokens on top of factor times the matched length")
-    max_tokens: Count = Field(10, description="longest suffix draft in tokens")
+    factor: float = Field(1.0, ge=0.0, le=1e6, description="draft tokens per matched token")
+    offset: float = Field(0.0, ge=-1e6, le=1e6, description="draft tokens on top of factor times the matched length")
+    max_tokens: int = Field(10, ge=1, le=1024, description="longest suffix draft in tokens")
 
 
 class DraftSettings(Group):
     source: Literal["auto", "suffix", "neural", "none"] = Field(
         "auto", description="auto: the suffix cache where its match is long enough, else the neural drafter"
     )
-    max_tokens: Count = Field(3, description="tokens the neural drafter proposes per round")
+    max_tokens: int = Field(3, ge=1, le=64, description="tokens the neural drafter proposes per round")
     match_length: Count = Field(4, description="shortest suffix match that auto prefers to the neural drafter")
     suffix: SuffixSettings = Field(SuffixSettings(), description="suffix cache")
 

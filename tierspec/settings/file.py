@@ -93,9 +93,9 @@ def validate(model: type[Model], tree: Tree) -> Model:
 
 
 def _not_text(value: Any, name: str = "") -> str | None:
-    """Name of the first setting, or key, whose text cannot be written in UTF-8."""
+    """Name of the first setting whose text, or a key of it, no file name or UTF-8 file can hold."""
     if isinstance(value, str):
-        return name if any(0xD800 <= ord(letter) <= 0xDFFF for letter in value) else None
+        return name if any(letter == "\0" or 0xD800 <= ord(letter) <= 0xDFFF for letter in value) else None
     parts: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
         parts = value.items()

@@ -4,11 +4,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
+_MOST = 2**31 - 1
+Count = Annotated[int, Field(ge=1, le=_MOST)]
+CountOrZero = Annotated[int, Field(ge=0, le=_MOST)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-Threads = Annotated[int, Field(ge=0, description="torch threads; 0: an equal share of the usable cores")]
+Threads = Annotated[int, Field(ge=0, le=1024, description="torch threads; 0: an equal share of the usable cores")]
 Cpus = Annotated[float, Field(ge=0.0, description="logical CPUs that Ray sets aside for this process")]
 Gpus = Annotated[float, Field(ge=0.0, description="GPUs that Ray sets aside for this process, on cuda")]
 

@@ -122,6 +122,9 @@ class TrainingSettings(Group):
     feature_workers: Count = Field(1, description="streamed: actors per training worker, one GPU each on cuda")
     feature_threads: Threads = 0
     feature_node: NodeResource = ""
+    trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
+        ("tensorboard",), description="where scalars go besides metrics.jsonl; the last two need their extras"
+    )
     max_failures: CountOrZero = Field(0, description="restarts of the worker group from the last checkpoint")
     node: NodeResource = ""
     overwrite: bool = Field(

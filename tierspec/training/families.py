@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 from tierspec.config import Settings
@@ -14,6 +13,7 @@ from tierspec.drafters.eagle3 import FAMILY as EAGLE3
 from tierspec.drafters.eagle3 import Eagle3Config
 from tierspec.errors import ArtifactError, SettingError
 from tierspec.models import ModelConfig, Target
+from tierspec.paths import user_path
 from tierspec.training.data import Sample, token_counts
 from tierspec.training.dflash import DFlashTrainee
 from tierspec.training.eagle3 import Eagle3Trainee
@@ -102,7 +102,7 @@ def _dflash(config: DFlashConfig, vocabulary: DraftVocabulary, target: Target, s
 def _warm_start(path: str, wanted: DrafterConfig) -> DrafterCheckpoint:
     """The drafter to start from; only its depth may differ, and where its target came from."""
     try:
-        start = read_drafter(Path(path).expanduser())
+        start = read_drafter(user_path(path, "training.warm_start"))
     except ArtifactError as error:
         raise SettingError(f"training.warm_start: {error}") from error
     if start.config.family != wanted.family:

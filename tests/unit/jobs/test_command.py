@@ -9,7 +9,7 @@ import pytest
 from jobs.command import execute
 from tests.conftest import ROOT
 from tierspec.config import load_settings
-from tierspec.errors import SettingError
+from tierspec.errors import RunFailed, SettingError
 
 
 def succeed(settings, context):
@@ -62,6 +62,27 @@ def test_bad_input_found_late_or_remotely_is_one_line_too(capsys):
 
         assert execute("rollout", fail, []) == 2
         assert capsys.readouterr().err == "rollout: prompts.train: a.jsonl, line 3: not JSON\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (
+            FileNotFoundError(2, "No such file or directory", "runs/x/model.safetensors"),
+            2,
+            "runs/x/model.safetensors: No",
+        ),
+        (RunFailed("a worker was lost"), 1, "a worker was lost"),
+        (SettingError("a\nb"), 2, "a b"),
+    ],
+)
+def test_files_and_lost_processes_are_one_line(capsys, error, code, line):
+    def fail(settings, context):
+        raise error
+
+    assert execute("train", fail, []) == code
+    err = capsys.readouterr().err
+    assert err.startswith(f"train: {line}") and err.count("\n") == 1
 
 
 def test_other_failures_keep_their_traceback():

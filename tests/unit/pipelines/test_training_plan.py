@@ -159,15 +159,15 @@ def test_keyed_verification_needs_to_know_the_sampling(settings: Settings) -> No
 
 
 def test_a_resumed_log_forgets_the_steps_that_were_lost(tmp_path: Path) -> None:
-    path, board = tmp_path / "log.jsonl", tmp_path / "board"
-    log = RunLog(path, board, 0)
+    path = tmp_path / "log.jsonl"
+    log = RunLog(path, 0)
     log.write("start", 0, {"total_steps": 4})
     for step in (1, 2, 3):
         log.write("step", step, {"loss": 1.0 / step})
     log.close()
     path.write_text(path.read_text() + '{"kind": "step", "st')
 
-    log = RunLog(path, board, 2)
+    log = RunLog(path, 2)
     log.write("start", 2, {"total_steps": 4})
     log.write("step", 3, {"loss": 9.0})
     log.close()
@@ -179,7 +179,7 @@ def test_the_progress_bar_follows_the_log(tmp_path: Path, capsys: pytest.Capture
     path = tmp_path / "log.jsonl"
     bar = ProgressBar(path)
     bar.poll()
-    log = RunLog(path, tmp_path / "board", 0)
+    log = RunLog(path, 0)
     log.write("start", 0, {"total_steps": 4})
     scalars = {"loss": 3.25, "accept_len": 1.5, "tokens_per_s": 900.0, "budget_share": 0.5, "seconds_left": 75.0}
     log.write("step", 2, scalars)
