@@ -10,8 +10,9 @@ from tierspec.evaluation.ablation import render_ablation_table
 
 
 def main(settings: Settings, context: JobContext) -> dict[str, Any]:
-    plan_ablation(settings, run_directory(settings, "ablation"))
-    output = context.open_stage(settings, "ablation")
+    folder = settings.ablation.folder
+    plan_ablation(settings, run_directory(settings, folder))
+    output = context.open_stage(settings, folder)
     comparison = run_ablation(settings, output, context.stop_requested, context.log)
     print(render_ablation_table(comparison))
     return comparison | {"page": str(output / "ablation.html")}

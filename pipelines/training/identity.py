@@ -92,11 +92,11 @@ def refuse_changes(state: Path, identity: dict[str, Any]) -> None:
         raise SettingError(f"{difference} in {state}; use another run.name, or training.overwrite=true to train anew")
 
 
-def claim_state(state: Path, identity: dict[str, Any]) -> None:
-    """Make the folder of the training state; a state of other settings or rollouts in it goes."""
+def claim_state(state: Path, identity: dict[str, Any], *, anew: bool = False) -> None:
+    """Make the folder of the training state; a state of other settings or rollouts in it goes, or any with `anew`."""
     try:
         sweep_temporaries(state)
-        if _is_another(state, identity):
+        if anew or _is_another(state, identity):
             remove_directory(state)
         state.mkdir(parents=True, exist_ok=True)
         atomic_write_json(state / IDENTITY, identity)

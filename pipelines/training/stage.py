@@ -140,7 +140,7 @@ def train_drafter(
     plan = plan_training(settings, output=output, rollouts=rollouts, heldout=heldout)
     if (finished := _finished_result(plan, settings)) is not None:
         return finished
-    claim_state(plan.state, plan.identity)
+    claim_state(plan.state, plan.identity, anew=training.overwrite and _is_damaged(plan.state / CHECKPOINTS))
     (plan.state / STOP_FILE).unlink(missing_ok=True)
     _drop_unfinished_checkpoints(plan.state / CHECKPOINTS)
     _copy(PROVENANCE, output, plan.state)
@@ -223,14 +223,33 @@ def walkable(samples: Sequence[Sample], settings: Settings, source: str) -> tupl
     )
 
 
+def _is_damaged(checkpoints: Path) -> bool:
+    try:
+        _drop_unfinished_checkpoints(checkpoints)
+    except ArtifactError:
+        return True
+    return False
+
+
 def _drop_unfinished_checkpoints(directory: Path) -> None:
     """Remove what a killed run had not yet registered: Ray knows only registered checkpoints, and would keep the others
-    for ever."""
+    for ever.
+
+    Raises:
+        ArtifactError: the register is damaged, or gone though it must have been there.
+    """
     snapshot = directory / _SNAPSHOT
-    known = read_object(snapshot)["checkpoint_results"] if snapshot.exists() else []
-    names = {checkpoint["checkpoint_dir_name"] for checkpoint in known}
-    for path in directory.glob("checkpoint_*"):
-        if path.is_dir() and path.name not in names:
+    there = [path for path in directory.glob("checkpoint_*") if path.is_dir()]
+    names: set[str] = set()
+    if snapshot.exists() or len(there) > 1:
+        try:
+            names = {checkpoint["checkpoint_dir_name"] for checkpoint in read_object(snapshot)["checkpoint_results"]}
+        except (ArtifactError, KeyError, TypeError) as error:
+            raise ArtifactError(
+                f"{snapshot} does not list the checkpoints beside it; training.overwrite=true trains anew"
+            ) from error
+    for path in there:
+        if path.name not in names:
             remove_directory(path)
 
 

@@ -19,7 +19,12 @@ class AblationSettings(Group):
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0, 1, 2), min_length=1, description="each variant is trained once with each"
     )
-    results: str = Field("", description="folder of the result files; empty: ablation/results in the run's folder")
+    folder: str = Field(
+        "ablation",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="folder of this ablation in the run's; several may share the run's rollouts and features",
+    )
+    results: str = Field("", description="folder of the result files; empty: `results` in the ablation's folder")
 
     @model_validator(mode="after")
     def _variants_are_named(self) -> Self:
