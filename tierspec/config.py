@@ -6,7 +6,7 @@ as `training.depth=5`, and answers every mistake with a `SettingError` of one li
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import yaml
 from pydantic import Field, model_validator
@@ -62,7 +62,11 @@ class TargetSettings(Group):
 
 class PromptSettings(Group):
     train: tuple[str, ...] = Field(
-        ("builtin:train",), description="prompt sets to roll out: builtin:train, JSONL or Parquet files"
+        ("builtin:train",),
+        description="prompt sets to roll out: builtin:train, JSONL or Parquet files, hub:owner/name[:split]",
+    )
+    weights: tuple[Annotated[float, Field(ge=0.0)], ...] = Field(
+        (), description="wanted shares of the sets in train, in their order; empty: all prompts of all"
     )
     heldout: tuple[str, ...] = Field(
         ("builtin:heldout",),
@@ -71,6 +75,15 @@ class PromptSettings(Group):
     )
     self_written: CountOrZero = Field(0, description="user turns the target writes itself, added to the training set")
     limit: CountOrZero = Field(0, description="use at most this many training prompts; 0 takes all")
+
+    @model_validator(mode="after")
+    def _weights_belong_to_sets(self) -> Self:
+        if self.weights and (len(self.weights) != len(self.train) or not sum(self.weights)):
+            raise ValueError(
+                f"prompts.weights is {list(self.weights)}: one is needed for each of the {len(self.train)} sets in "
+                "prompts.train, and one above 0"
+            )
+        return self
 
 
 class RolloutSettings(Group):

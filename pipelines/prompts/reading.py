@@ -1,4 +1,4 @@
-"""Prompt sets from files: JSON lines or Parquet, by path, by glob, or built in."""
+"""Prompt sets from files (JSON lines or Parquet, by path, by glob, or built in) and from the hub."""
 
 import glob
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.prompts.hub import PREFIX, hub_rows
 from pipelines.prompts.prompt import Prompt, parse_row
 from tierspec.errors import SettingError
 from tierspec.paths import user_path
@@ -19,23 +20,22 @@ _SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 def read_prompts(entries: Sequence[str], setting: str) -> list[Prompt]:
-    """All prompts of `entries` in order, with unique sample ids.
+    """`read_prompt_sets`, all in one list."""
+    return [prompt for members in read_prompt_sets(entries, setting) for prompt in members]
+
+
+def read_prompt_sets(entries: Sequence[str], setting: str) -> list[list[Prompt]]:
+    """The prompts of each entry in order, with sample ids that are unique over all.
 
     Args:
-        entries: names of `BUILTIN` behind `builtin:`, paths or globs.
+        entries: names of `BUILTIN` behind `builtin:`, data sets of the hub behind `hub:`, paths or globs.
         setting: name of the setting that holds `entries`, for messages.
 
     Raises:
         SettingError: an entry without a file, an empty file, or a malformed row (with file and line).
     """
-    prompts: list[Prompt] = []
-    for entry in entries:
-        for path in _paths(entry, setting):
-            found = len(prompts)
-            prompts.extend(_read_file(path))
-            if len(prompts) == found:
-                raise SettingError(f"{setting}: {path} holds no prompts")
-    return _with_unique_ids(prompts)
+    seen: set[str] = set()
+    return [_with_unique_ids(_read_entry(entry, setting), seen) for entry in entries]
 
 
 def spread(prompts: list[Prompt], limit: int) -> list[Prompt]:
@@ -65,15 +65,32 @@ def _paths(entry: str, setting: str) -> list[Path]:
     return paths
 
 
-def _read_file(path: Path) -> Iterator[Prompt]:
+def _read_entry(entry: str, setting: str) -> list[Prompt]:
+    if entry.startswith(PREFIX):
+        sources = {entry: (entry.removeprefix(PREFIX).partition(":")[0], hub_rows(entry, setting))}
+    else:
+        sources = {str(path): (path.stem, _rows(path)) for path in _paths(entry, setting)}
+    prompts: list[Prompt] = []
+    for name, (source, rows) in sources.items():
+        found = len(prompts)
+        prompts.extend(_parsed(rows, source))
+        if len(prompts) == found:
+            raise SettingError(f"{setting}: {name} holds no prompts")
+    return prompts
+
+
+def _parsed(rows: Iterator[tuple[str, object]], source: str) -> Iterator[Prompt]:
+    for place, row in rows:
+        try:
+            prompt = parse_row(row, source)
+        except ValueError as error:
+            raise SettingError(f"{place}: {error}") from None
+        yield prompt
+
+
+def _rows(path: Path) -> Iterator[tuple[str, object]]:
     try:
-        rows = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
-        for place, row in rows:
-            try:
-                prompt = parse_row(row, path.stem)
-            except ValueError as error:
-                raise SettingError(f"{place}: {error}") from None
-            yield prompt
+        yield from _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
     except OSError as error:
         raise SettingError(f"{path}: {error.strerror or error}") from None
 
@@ -105,9 +122,9 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
         raise SettingError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
 
 
-def _with_unique_ids(prompts: list[Prompt]) -> list[Prompt]:
-    """Two sets may both number their rows: a repeated id gets its content hash, a repeat of that its count."""
-    seen: set[str] = set()
+def _with_unique_ids(prompts: list[Prompt], seen: set[str]) -> list[Prompt]:
+    """Two sets may both number their rows: a repeated id gets its content hash, a repeat of that its count. `seen`
+    takes the ids in."""
     unique: list[Prompt] = []
     for prompt in prompts:
         candidate, count = prompt.sample_id, 1

@@ -5,15 +5,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from pipelines.cluster import ray_session
+from pipelines.prompts.diversity import diversity
+from pipelines.prompts.mixing import mixed
 from pipelines.prompts.overlap import drop_repeats, split_contaminated
 from pipelines.prompts.prompt import Prompt
-from pipelines.prompts.reading import read_prompts, spread
+from pipelines.prompts.reading import read_prompt_sets, read_prompts, spread
 from pipelines.prompts.self_written import SOURCE, TurnSelection
 from pipelines.rollouts.directory import RolloutDirectory, refuse_changes
 from pipelines.rollouts.ledger import STOPPED
@@ -67,10 +70,14 @@ def read_prompt_set(settings: Settings, split: Split) -> PromptSet:
     if split == "heldout":
         chosen = spread(heldout, settings.rollout.heldout_prompts)
         return PromptSet(chosen, counts={"read": len(heldout), "over_limit": len(heldout) - len(chosen)})
-    read = read_prompts(settings.prompts.train, "prompts.train")
+    sets = read_prompt_sets(settings.prompts.train, "prompts.train")
+    read = [prompt for members in sets for prompt in members]
     distinct = drop_repeats(read)
     clean, contaminated = split_contaminated(distinct, heldout)
-    chosen = shuffled(clean, settings.run.seed)[: settings.prompts.limit or None]
+    usable = {prompt.sample_id for prompt in clean}
+    sets = [[prompt for prompt in members if prompt.sample_id in usable] for members in sets]
+    shuffle = partial(shuffled, run_seed=settings.run.seed)
+    chosen = mixed(sets, settings.prompts.weights, settings.prompts.limit, shuffle)
     counts = {
         "read": len(read),
         "repeated": len(read) - len(distinct),
@@ -195,4 +202,5 @@ def _account(prompt_set: PromptSet, directory: RolloutDirectory, not_begun: str,
         "failed_samples": [list(entry) for entry in failed[:_LISTED]],
         "skipped_samples": [list(entry) for entry in skipped if entry[1].startswith(TOO_LONG)][:_LISTED],
         "prompts": prompt_set.counts | {"used": len(prompt_set.prompts)},
+        "diversity": diversity(prompt_set.prompts),
     }
