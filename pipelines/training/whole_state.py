@@ -11,6 +11,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 _SHARES = ("", *["single_partition_of_fp32_groups"] * 2, "fp32_partitioned_groups_flat")  # by ZeRO stage
 
 
+def _key(name: str, moment: str) -> str:
+    return f"{name}.{moment}" if moment else name
+
+
 class WholeState:
     """The state of a DeepSpeed engine around `module`, whose optimizer is an AdamW; every method is collective.
 
@@ -24,9 +28,8 @@ class WholeState:
         """Copies on CPU; `steps`: optimizer steps taken."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self._module.named_parameters():
-            tensors[name] = self._weight(parameter)
-            for moment in MOMENTS if steps else ():
-                tensors[f"{name}.{moment}"] = self._moment(parameter, moment)
+            for moment in ("", *(MOMENTS if steps else ())):
+                tensors[_key(name, moment)] = self._get(parameter, moment)
         return {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in tensors.items()}
 
     @torch.no_grad()
@@ -46,31 +49,20 @@ class WholeState:
             self._make_moments(steps)
         for name, parameter in parameters.items():
             for moment in ("", *(MOMENTS if steps else ())):
-                value = tensors[f"{name}.{moment}" if moment else name].to(parameter.device)
-                self._set(parameter, value, moment)
+                self._set(parameter, tensors[_key(name, moment)].to(parameter.device), moment)
 
-    def _weight(self, parameter: nn.Parameter) -> Tensor:
+    def _get(self, parameter: nn.Parameter, moment: str) -> Tensor:
+        """A whole weight (no `moment`) or moment."""
+        if self._stage == 3:
+            from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+            return safe_get_full_optimizer_state(parameter, moment) if moment else safe_get_full_fp32_param(parameter)
         if not self._stage:
-            return parameter
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        return safe_get_full_fp32_param(parameter)
-
-    def _moment(self, parameter: nn.Parameter, moment: str) -> Tensor:
-        if not self._stage:
-            return self._optimizer.state[parameter][moment]
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        return safe_get_full_optimizer_state(parameter, moment)
-
-    def _make_moments(self, steps: int) -> None:
-        """DeepSpeed and PyTorch make them at the first step, which is too late."""
-        shares = (
-            getattr(self._engine.optimizer, _SHARES[self._stage]) if self._stage else list(self._module.parameters())
-        )
-        for share in shares:
-            moments = {moment: torch.zeros_like(share) for moment in MOMENTS}
-            self._optimizer.state[share] = {"step": torch.tensor(float(steps), device=share.device), **moments}
+            return self._optimizer.state[parameter][moment] if moment else parameter
+        whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+        self._copy_share(parameter, whole, moment, into_whole=True)
+        dist.all_reduce(whole)
+        return whole.view_as(parameter)
 
     def _set(self, parameter: nn.Parameter, value: Tensor, moment: str) -> None:
         """This rank's share of a weight (no `moment`) or of a moment."""
@@ -89,11 +81,27 @@ class WholeState:
             else:
                 safe_set_local_fp32_param(parameter, share)
         elif self._stage:
-            place: Any = parameter._hp_mapping  # type: ignore[attr-defined]  # None: another rank's
-            if place is not None:
-                share = self._engine.optimizer.single_partition_of_fp32_groups[place.param_group_index]
-                target = self._optimizer.state[share][moment] if moment else share.data
-                held, whole = place.hp_fragment_address, place.lp_fragment_address
-                target.narrow(0, held.start, held.numel).copy_(value.flatten().narrow(0, whole.start, whole.numel))
+            self._copy_share(parameter, value.flatten(), moment, into_whole=False)
         elif moment:
             self._optimizer.state[parameter][moment].copy_(value)
+
+    def _copy_share(self, parameter: nn.Parameter, whole: Tensor, moment: str, *, into_whole: bool) -> None:
+        """Between a flat whole tensor and what this rank holds of it under ZeRO 1 and 2, if anything."""
+        place: Any = parameter._hp_mapping  # type: ignore[attr-defined]
+        if place is None:
+            return
+        share = getattr(self._engine.optimizer, _SHARES[self._stage])[place.param_group_index]
+        held = self._optimizer.state[share][moment] if moment else share.data
+        mine = held.narrow(0, place.hp_fragment_address.start, place.hp_fragment_address.numel)
+        part = whole.narrow(0, place.lp_fragment_address.start, place.lp_fragment_address.numel)
+        if into_whole:
+            part.copy_(mine)
+        else:
+            mine.copy_(part)
+
+    def _make_moments(self, steps: int) -> None:
+        """DeepSpeed and PyTorch make them at the first step, which is too late."""
+        shares = getattr(self._engine.optimizer, _SHARES[self._stage]) if self._stage else self._module.parameters()
+        for share in shares:
+            moments = {moment: torch.zeros_like(share) for moment in MOMENTS}
+            self._optimizer.state[share] = {"step": torch.tensor(float(steps), device=share.device), **moments}
