@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pipelines.training.whole_state import WholeState
 from tierspec.artifacts import atomic_write_json, read_object
 from tierspec.config import TrainingSettings
+from tierspec.errors import ArtifactError
 from tierspec.training.optimizer import GroupClippedAdamW
 from tierspec.training.trainee import Trainee
 
@@ -92,8 +94,13 @@ class DrafterEngine:
 
     def load(self, directory: Path) -> Progress:
         """Restores weights, optimizer and progress from what `save` wrote, whatever workers and stage it had."""
-        progress = Progress(**read_object(directory / _PROGRESS))
-        self._state.restore(load_file(str(directory / _STATE)), progress.step)
+        try:
+            progress = Progress(**read_object(directory / _PROGRESS))
+            self._state.restore(load_file(str(directory / _STATE)), progress.step)
+        except (SafetensorError, OSError, TypeError, KeyError) as error:
+            raise ArtifactError(
+                f"the checkpoint {directory} is incomplete or corrupt ({error}); training.overwrite=true trains anew"
+            ) from error
         return progress
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

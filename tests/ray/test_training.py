@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 
 from pipelines.cluster import ray_session
@@ -310,6 +311,8 @@ def test_mistakes_are_named_before_any_worker_starts(line: Line, tmp_path: Path)
             rollouts=line.rollouts / "train",
         )
     assert not (tmp_path / "training").exists()
+    with FileLock(tmp_path / ".training.lock"), pytest.raises(SettingError, match="another command is training in"):
+        train_drafter(settings, output=tmp_path / "drafter", rollouts=line.rollouts / "train")
 
 
 def test_a_mistake_found_by_a_worker_reaches_the_caller(line: Line) -> None:

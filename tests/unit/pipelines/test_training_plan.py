@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pipelines.training import plan_training
+from pipelines.training.checkpoints import drop_unregistered, is_damaged
 from pipelines.training.identity import claim_state, refuse_changes
 from pipelines.training.records import ProgressBar, RunLog, read_records
-from pipelines.training.stage import _drop_unfinished_checkpoints
 from tests.support.rollouts import write_tiny_rollouts
 from tierspec.config import Settings
 from tierspec.errors import ArtifactError, SettingError
@@ -136,7 +136,7 @@ def test_a_state_is_gone_on_from_only_with_what_shaped_it(settings: Settings) ->
 def test_checkpoints_that_are_not_registered_go_unless_the_register_is_damaged(tmp_path: Path) -> None:
     snapshot = tmp_path / "checkpoint_manager_snapshot.json"
     (tmp_path / "checkpoint_a").mkdir()
-    _drop_unfinished_checkpoints(tmp_path)
+    drop_unregistered(tmp_path)
     assert not list(tmp_path.iterdir())
     for name in "abc":
         (tmp_path / f"checkpoint_{name}").mkdir()
@@ -144,10 +144,14 @@ def test_checkpoints_that_are_not_registered_go_unless_the_register_is_damaged(t
         if text is not None:
             snapshot.write_text(text)
         with pytest.raises(ArtifactError, match=r"does not list the checkpoints .*training\.overwrite=true"):
-            _drop_unfinished_checkpoints(tmp_path)
+            drop_unregistered(tmp_path)
     snapshot.write_text(json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_b"}]}))
-    _drop_unfinished_checkpoints(tmp_path)
+    drop_unregistered(tmp_path)
     assert sorted(path.name for path in tmp_path.glob("checkpoint_?")) == ["checkpoint_b"]
+    (tmp_path / "checkpoint_b").rmdir()
+    with pytest.raises(ArtifactError, match="checkpoint_b is missing"):
+        drop_unregistered(tmp_path)
+    assert is_damaged(tmp_path)
 
 
 def test_heldout_rollouts_are_answers_of_the_same_target(settings: Settings, tiny_target: Target) -> None:

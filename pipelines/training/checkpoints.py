@@ -1,0 +1,40 @@
+"""Checkpoints on disk against Ray Train's register of them."""
+
+from pathlib import Path
+
+from tierspec.artifacts import read_object, remove_directory
+from tierspec.errors import ArtifactError
+
+_REGISTER = "checkpoint_manager_snapshot.json"
+
+
+def drop_unregistered(directory: Path) -> None:
+    """Remove what a killed run had not yet registered: Ray knows only registered checkpoints, and would keep the others
+    for ever.
+
+    Raises:
+        ArtifactError: the register is damaged, or gone though it must have been there, or names one that is gone.
+    """
+    register = directory / _REGISTER
+    there = {path.name: path for path in directory.glob("checkpoint_*") if path.is_dir()}
+    names: set[str] = set()
+    if register.exists() or len(there) > 1:
+        try:
+            names = {checkpoint["checkpoint_dir_name"] for checkpoint in read_object(register)["checkpoint_results"]}
+        except (ArtifactError, KeyError, TypeError) as error:
+            raise ArtifactError(
+                f"{register} does not list the checkpoints beside it; training.overwrite=true trains anew"
+            ) from error
+    if missing := names - there.keys():
+        raise ArtifactError(f"{directory / min(missing)} is missing; training.overwrite=true trains anew")
+    for name in there.keys() - names:
+        remove_directory(there[name])
+
+
+def is_damaged(directory: Path) -> bool:
+    """Whether `drop_unregistered` would refuse."""
+    try:
+        drop_unregistered(directory)
+    except ArtifactError:
+        return True
+    return False
