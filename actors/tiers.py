@@ -36,7 +36,7 @@ class TierFacts:
             max_context=min(own, asked) if asked else own,
             vocab_size=models.target.config.vocab_size,
             eos_ids=models.target.eos_ids,
-            drafter=None if drafter is None else DrafterInfo(drafter.family, drafter.max_draft_tokens),
+            drafter=None if drafter is None else DrafterInfo.of(drafter),
             pid=os.getpid(),
             threads=threads,
         )

@@ -62,5 +62,7 @@ def random_trainee(
 
 
 def drafter_of(trainee: Trainee, decoder: Decoder) -> Drafter:
-    """The trainee's weights, packed for inference."""
-    return trainee.pack(trainee.drafter.state_dict(), decoder)
+    """The trainee's weights, packed for inference, its verification head too."""
+    kind = type(trainee.pack(trainee.drafter.state_dict(), decoder))
+    weights, head = trainee.drafter.state_dict(), trainee.verification_head.state_dict()
+    return kind(trainee.drafter.config, weights, trainee.vocabulary, decoder, head)

@@ -30,7 +30,7 @@ class OracleDrafter:
     It obeys the protocol's book-keeping of rows strictly, so it also tests who feeds it.
     """
 
-    family, max_draft_tokens = "oracle", 4
+    family, max_draft_tokens, predicts_survival = "oracle", 4, False
 
     def __init__(self, target: Target, texts: Sequence[Sequence[int]]) -> None:
         """`texts`: prompts with their answers."""

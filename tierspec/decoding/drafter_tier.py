@@ -46,7 +46,14 @@ class DrafterTier:
             items.append(item)
             requests.append(
                 DraftRequest(
-                    item.sequence_id, item.base, item.token_ids, features, item.max_tokens, item.sampling, item.origin
+                    item.sequence_id,
+                    item.base,
+                    item.token_ids,
+                    features,
+                    item.max_tokens,
+                    item.sampling,
+                    item.origin,
+                    item.min_survival,
                 )
             )
         for item, reply in zip(items, self._propose(items, requests), strict=True):

@@ -87,6 +87,9 @@ class Engine:
         load_policy(sequence.policy)
         if sequence.draft.source == "neural" and self._drafter_info is None:
             raise SettingError("draft.source: 'neural' needs a drafter, and none is loaded")
+        info = self._drafter_info
+        if sequence.draft.min_survival and info is not None and not info.predicts_survival:
+            raise SettingError("draft.min_survival: the drafter has no trained verification head; set it to 0")
         size = self.limits.vocab_size
         if size and not 0 <= min(sequence.token_ids) <= max(sequence.token_ids) < size:
             raise SettingError(f"prompt: holds a token id outside of the vocabulary (0 to {size - 1})")

@@ -77,7 +77,7 @@ class LocalCell:
             EngineLimits(
                 max_running, budget, prefill_tokens, _MAX_DRAFT_TOKENS, context, vocab_size=target.config.vocab_size
             ),
-            drafter=DrafterInfo(drafter.family, drafter.max_draft_tokens) if drafter else None,
+            drafter=DrafterInfo.of(drafter) if drafter else None,
             decode=self._decode,
             eos_ids=target.eos_ids,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tierspec.drafters.protocol import Drafter
 from tierspec.models import PAGE_TOKENS
 
 
@@ -20,6 +21,7 @@ class EngineLimits:
     token_budget: int
     prefill_tokens: int
     max_draft_tokens: int
+
     max_context: int
     groups: int = 1
     vocab_size: int = 0
@@ -36,3 +38,8 @@ class DrafterInfo:
 
     family: str
     max_draft_tokens: int
+    predicts_survival: bool = False
+
+    @classmethod
+    def of(cls, drafter: Drafter) -> DrafterInfo:
+        return cls(drafter.family, drafter.max_draft_tokens, drafter.predicts_survival)

@@ -52,7 +52,8 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """To the drafter: take in the rows base .. base + n - 1, then draft up to `max_tokens` tokens.
+    """To the drafter: take in the rows base .. base + n - 1, then draft up to `max_tokens` tokens, up to the first that
+    is predicted to survive with less than `min_survival`.
 
     Row base + i pairs the i-th feature row of this item (the message's `features`) with `token_ids[i]`, which is token
     base + i + 1. `origin` is the first row the drafter ever saw of the sequence: 0, or later after a cold start. An
@@ -67,6 +68,7 @@ class Propose:
     token_ids: list[int]
     max_tokens: int
     sampling: RowSampling
+    min_survival: float = 0.0
 
 
 Item = Prefill | Verify | Propose

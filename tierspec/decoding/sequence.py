@@ -23,17 +23,19 @@ class DraftOptions:
     """Where a sequence's drafts come from.
 
     `auto` takes the suffix cache's draft where at least `match_length` tokens matched, else the neural drafter's
-    (TensorRT-LLM's rule). `max_tokens` is the neural drafter's limit, `suffix.max_tokens` the cache's.
+    (TensorRT-LLM's rule). `max_tokens` is the neural drafter's limit, `suffix.max_tokens` the cache's. `min_survival`
+    is the least predicted probability of survival with which the neural drafter goes on.
     """
 
     source: DraftSourceName = "auto"
     max_tokens: int = _DEFAULTS.max_tokens
     match_length: int = _DEFAULTS.match_length
     suffix: SuffixSettings = _DEFAULTS.suffix
+    min_survival: float = _DEFAULTS.min_survival
 
     @classmethod
     def from_settings(cls, settings: DraftSettings) -> DraftOptions:
-        return cls(settings.source, settings.max_tokens, settings.match_length, settings.suffix)
+        return cls(settings.source, settings.max_tokens, settings.match_length, settings.suffix, settings.min_survival)
 
     def validate(self) -> None:
         """Raises SettingError naming the field that is out of range."""
@@ -47,6 +49,8 @@ class DraftOptions:
         for name, value, minimum in least:
             if value < minimum:
                 raise SettingError(f"draft.{name}: must be at least {minimum}, not {value}")
+        if not 0 <= self.min_survival <= 1:
+            raise SettingError(f"draft.min_survival: must be from 0 to 1, not {self.min_survival}")
 
 
 class Sequence:

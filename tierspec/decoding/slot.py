@@ -112,6 +112,7 @@ class Slot:
             token_ids=sequence.token_ids[held + 1 :],
             max_tokens=min(limit, sequence.draft.max_tokens),
             sampling=sequence.row_sampling,
+            min_survival=sequence.draft.min_survival,
         )
 
     def verify(self, round_id: int, want_features: bool) -> Verify:

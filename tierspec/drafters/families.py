@@ -72,4 +72,5 @@ def load_drafter(path: str | Path, target: Target) -> Drafter:
     """
     found = read_drafter(path)
     check_target(found.config, target, Path(path))
-    return _FAMILIES[found.config.family].drafter(found.config, found.weights, found.vocabulary, target.decoder)
+    family, head = _FAMILIES[found.config.family], found.verification_head
+    return family.drafter(found.config, found.weights, found.vocabulary, target.decoder, head or None)

@@ -28,7 +28,8 @@ class DraftRequest:
     `base`: the first row sent; rows origin .. base - 1 must be held, later ones are forgotten. `token_ids`: committed
     tokens base + 1 .. base + n, n >= 1; `features` [n, d]: projected target features of positions base .. base + n - 1.
     `origin`: the first row ever sent of this sequence (later than 0 after a cold start); base == origin starts anew.
-    `max_tokens`: longest draft wanted, 0 to take in only.
+    `max_tokens`: longest draft wanted, 0 to take in only. `min_survival`: the draft ends before the first token that
+    is predicted to survive with a lower probability; 0 predicts nothing.
     """
 
     sequence_id: str
@@ -38,6 +39,7 @@ class DraftRequest:
     max_tokens: int
     sampling: RowSampling = field(default_factory=RowSampling)
     origin: int = 0
+    min_survival: float = 0.0
 
 
 class FeatureProjection(Protocol):
@@ -77,6 +79,10 @@ class Drafter(Protocol):
 
     @property
     def feature_layers(self) -> tuple[int, ...]: ...
+
+    @property
+    def predicts_survival(self) -> bool:
+        """Whether `DraftRequest.min_survival` may be above 0."""
 
     @property
     def projection(self) -> FeatureProjection: ...

@@ -22,6 +22,11 @@ class DraftSettings(Group):
         "auto", description="auto: the suffix cache where its match is long enough, else the neural drafter"
     )
     max_tokens: int = Field(3, ge=1, le=64, description="tokens the neural drafter proposes per round")
+    min_survival: Fraction = Field(
+        0.0,
+        description="the neural drafter stops before a token that its verification head gives a lower probability to "
+        "survive; 0: never",
+    )
     match_length: Count = Field(4, description="shortest suffix match that auto prefers to the neural drafter")
     suffix: SuffixSettings = Field(SuffixSettings(), description="suffix cache")
 

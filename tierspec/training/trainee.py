@@ -117,8 +117,9 @@ class Trainee(nn.Module, ABC):
         """The drafter with these `weights`, ready to draft."""
 
     def save(self, directory: Path, weights: Weights, head: Weights) -> None:
-        """Writes a drafter checkpoint with these weights of the drafter and of the verification head."""
-        save_checkpoint(directory, self._config, weights, self.vocabulary, head)
+        """Writes a drafter checkpoint with these weights of the drafter and, if it is trained, of the verification
+        head."""
+        save_checkpoint(directory, self._config, weights, self.vocabulary, head if self.trains_head else None)
 
     def initialize_head(self, generator: torch.Generator) -> None:
         """A verification head that predicts evens but lets gradients through (our choice)."""

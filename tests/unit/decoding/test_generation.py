@@ -49,6 +49,7 @@ class WhisperingDrafter:
 
     family = "whispering"
     max_draft_tokens = 4
+    predicts_survival = False
     feature_layers = LAYERS
 
     def __init__(self, target, answers):
@@ -144,6 +145,9 @@ def test_a_neural_drafter_changes_nothing(tiny_target, expected, tmp_path, max_r
     assert [(a.token_ids, a.finish_reason) for a in answers] == expected
     assert sum(a.stats.drafted for a in answers) > sum(a.stats.accepted for a in answers)
     assert all(a.stats.rounds_by_source["neural"] for a in answers)
+    with pytest.raises(SettingError, match=r"draft\.min_survival: the drafter has no trained verification head"):
+        options = DraftOptions("neural", min_survival=0.5)
+        generate(tiny_target, PROMPTS, drafter=drafter, draft=options, max_running=max_running)
 
 
 def test_a_small_cache_preempts_and_replays(tiny_target, expected, drafter, monkeypatch):

@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -132,6 +133,34 @@ def test_an_unknown_prefix_changes_nothing(drafter: Drafter, text: Text) -> None
     state.release("never")
     with pytest.raises(UnknownPrefix):
         state.propose([text.request(10, 12)])
+
+
+@pytest.mark.parametrize("least", [0.3, 0.5, 0.7])
+def test_drafts_end_before_the_first_token_that_is_not_expected_to_survive(
+    decoder: Decoder, trainee: Trainee, drafter: Drafter, least: float
+) -> None:
+    with torch.no_grad():
+        trainee.verification_head.weight.mul_(3.0)
+    texts = [Text(decoder, trainee, seed) for seed in range(6)]
+    plain = [text.request(0, 20 + seed, name=str(seed)) for seed, text in enumerate(texts)]
+    whole = drafter.new_state(4096).propose(plain)
+    expected = []
+    for seed, (text, drafts) in enumerate(zip(texts, whole, strict=True)):
+        ids = torch.tensor([*text.ids[1 : 21 + seed], *drafts])
+        padded = torch.cat((text.features.captured[: 20 + seed], torch.zeros(DEPTH, text.features.captured.shape[1])))
+        rows = torch.tensor([[19 + seed]])
+        batch: Any = AnchorBatch(padded[None], ids[None], rows, None, None, None)  # type: ignore[arg-type]
+        belief = torch.sigmoid(trainee.verification_head(trainee.states(batch))[0, 0, :, 0])
+        expected.append(drafts[: int((belief >= least).int().cumprod(0).sum())])
+    packed = drafter_of(trainee, decoder)
+    asked = [dataclasses.replace(request, min_survival=least) for request in plain]
+    assert packed.new_state(4096).propose(asked) == expected
+    assert packed.new_state(4096).propose([*asked[:3], *plain[3:]]) == [*expected[:3], *whole[3:]]
+    with torch.no_grad():
+        trainee.verification_head.weight.div_(3.0)
+    state = packed.new_state(512)
+    state.propose([dataclasses.replace(plain[0], min_survival=1.0)])
+    assert state.held("0") == 20
 
 
 def test_a_cold_start_drafts_from_later_context_alone(drafter: Drafter, text: Text) -> None:

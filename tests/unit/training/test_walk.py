@@ -14,7 +14,7 @@ from tierspec.training.walk import walk
 class ScriptedDrafter:
     """Drafts the text itself up to a position that its script says, then something else."""
 
-    family, max_draft_tokens, feature_layers = "scripted", 3, (1,)
+    family, max_draft_tokens, feature_layers, predicts_survival = "scripted", 3, (1,), False
 
     def __init__(self, texts: dict[str, Sequence[int]], hits: dict[str, list[int]]) -> None:
         self.texts, self.hits = texts, hits

@@ -17,6 +17,7 @@ from tierspec.drafters.dflash.config import DFlashConfig
 from tierspec.drafters.projection import LinearProjection
 from tierspec.drafters.protocol import DraftRequest
 from tierspec.drafters.rows import DrafterRows, longest_draft
+from tierspec.drafters.survival import SurvivalHead
 from tierspec.drafters.vocabulary import DraftVocabulary
 from tierspec.models import BatchLayout, CacheSequence, Decoder, KVCache, Step
 from tierspec.models.ops import PackedLinear, select_ops
@@ -40,9 +41,15 @@ class DFlashDrafter:
     """The drafter's weights, packed for the device of the target whose embedding and token head it shares."""
 
     def __init__(
-        self, config: DFlashConfig, weights: Mapping[str, Tensor], vocabulary: DraftVocabulary, decoder: Decoder
+        self,
+        config: DFlashConfig,
+        weights: Mapping[str, Tensor],
+        vocabulary: DraftVocabulary,
+        decoder: Decoder,
+        verification_head: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`weights`: tensors named as in a checkpoint, of any float dtype; they run in the target's."""
+        """`weights`: tensors named as in a checkpoint, of any float dtype; they run in the target's. No
+        `verification_head`: none was trained."""
         w = {name: tensor.to(decoder.device, decoder.dtype) for name, tensor in weights.items()}
         self.config, self.family = config, config.family
         self.max_draft_tokens, self.feature_layers = config.max_draft_tokens, config.feature_layers
@@ -55,6 +62,12 @@ class DFlashDrafter:
         self.embedding = decoder.embedding
         self.head = PackedLinear(decoder.head_weight()[vocabulary.target_ids.to(decoder.device)])
         self.choose = DraftChoice(vocabulary, decoder.device)
+        self.survival = SurvivalHead(verification_head, decoder.device) if verification_head else None
+
+    @property
+    def predicts_survival(self) -> bool:
+        """Whether the verification head was trained."""
+        return self.survival is not None
 
     def new_state(self, token_budget: int) -> "DFlashState":
         """An empty state for `token_budget` rows over all sequences, blocks included."""
@@ -114,7 +127,7 @@ class DFlashState:
         slots = [self._slots(request, tokens) for request, tokens in zip(requests, wanted, strict=True)]
         sequences = self._rows.admit(requests, slots)
         ends = [sequence.length + len(request.token_ids) for sequence, request in zip(sequences, requests, strict=True)]
-        logits_NC = self._fill(requests, sequences, slots)
+        final_ND = self._fill(requests, sequences, slots)
         for sequence, end in zip(sequences, ends, strict=True):
             sequence.truncate(end)
 
@@ -130,9 +143,17 @@ class DFlashState:
             first += max(0, count - 1)
         if not rows:
             return [[] for _ in requests]
-        chosen = self._drafter.choose(logits_NC[rows], sampling, positions)
-        drafted = iter(self._drafter.choose.target_ids[chosen].tolist())
-        return [[next(drafted) for _ in range(tokens)] for tokens in wanted]
+        d = self._drafter
+        final_ND = _at_least_two(final_ND[rows])
+        chosen = d.choose(d.head(final_ND)[: len(rows)], sampling, positions)
+        drafted = iter(d.choose.target_ids[chosen].tolist())
+        drafts = [[next(drafted) for _ in range(tokens)] for tokens in wanted]
+        if d.survival is None or not any(request.min_survival for request in requests):
+            return drafts
+        least = [request.min_survival for request, tokens in zip(requests, wanted, strict=True) for _ in range(tokens)]
+        survives = iter(d.survival.survives(final_ND[: len(rows)], least).tolist())
+        kept = [[next(survives) for _ in draft] for draft in drafts]
+        return [draft[: [*alive, False].index(False)] for draft, alive in zip(drafts, kept, strict=True)]
 
     def _slots(self, request: DraftRequest, wanted: int) -> int:
         """Slots of the request's block: the last known token and what is to be filled in; 0 if nothing is wanted."""
@@ -141,7 +162,7 @@ class DFlashState:
         return min(c.max_draft_tokens + 1, c.max_context - end) if wanted > 0 else 0
 
     def _fill(self, requests: Sequence[DraftRequest], sequences: list[CacheSequence], slots: list[int]) -> Tensor:
-        """Logits [N, C] of all draft positions, request by request."""
+        """States [N, D] that the token head reads, of all draft positions, request by request."""
         d, c = self._drafter, self._drafter.config
         counts = [(len(request.token_ids), block) for request, block in zip(requests, slots, strict=True)]
         rows = max(_LEAST_ROWS, sum(map(sum, counts)))
@@ -177,9 +198,9 @@ class DFlashState:
                 normed = self._normed(state_ND, mixed, layer.mlp_norm)
                 delta_ND = layer.down(d.ops.silu_mul(layer.gate_up(normed)))
         if not blocks:
-            return state_ND.new_empty(0, c.draft_vocab_size)
+            return state_ND
         drafts = [i for i, token in enumerate(blocks) if i and token == blocks[i - 1] + 1]
-        return d.head(_at_least_two(self._normed(state_ND, delta_ND, d.final_norm)[drafts]))
+        return self._normed(state_ND, delta_ND, d.final_norm)[drafts]
 
     def _normed(self, state: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
         """Norm of the state after adding `delta` to it, in place."""

@@ -18,6 +18,7 @@ from tierspec.drafters.eagle3.config import Eagle3Config
 from tierspec.drafters.projection import LinearProjection
 from tierspec.drafters.protocol import DraftRequest
 from tierspec.drafters.rows import DrafterRows, longest_draft
+from tierspec.drafters.survival import SurvivalHead
 from tierspec.drafters.vocabulary import DraftVocabulary
 from tierspec.models import BatchLayout, CacheSequence, Decoder, KVCache, Step
 from tierspec.models.ops import PackedLinear, select_ops
@@ -30,9 +31,15 @@ class Eagle3Drafter:
     """The drafter's weights, packed for the device of the target whose embedding it shares."""
 
     def __init__(
-        self, config: Eagle3Config, weights: Mapping[str, Tensor], vocabulary: DraftVocabulary, decoder: Decoder
+        self,
+        config: Eagle3Config,
+        weights: Mapping[str, Tensor],
+        vocabulary: DraftVocabulary,
+        decoder: Decoder,
+        verification_head: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`weights`: tensors named as in a checkpoint, of any float dtype; they run in the target's."""
+        """`weights`: tensors named as in a checkpoint, of any float dtype; they run in the target's. No
+        `verification_head`: none was trained."""
         w = {name: tensor.to(decoder.device, decoder.dtype) for name, tensor in weights.items()}
         self.config, self.family = config, config.family
         self.max_draft_tokens, self.feature_layers = config.max_draft_tokens, config.feature_layers
@@ -53,8 +60,14 @@ class Eagle3Drafter:
 
         self.embedding = decoder.embedding
         self.choose = DraftChoice(vocabulary, decoder.device)
+        self.survival = SurvivalHead(verification_head, decoder.device) if verification_head else None
         known = self.embedding[self.choose.target_ids]
         self.draft_tokens_CD = self.ops.rms_norm(known, self.token_norm, config.rms_norm_eps)
+
+    @property
+    def predicts_survival(self) -> bool:
+        """Whether the verification head was trained."""
+        return self.survival is not None
 
     def new_state(self, token_budget: int) -> "Eagle3State":
         """An empty state for `token_budget` rows over all sequences, drafted ones included."""
@@ -96,20 +109,26 @@ class Eagle3State:
         ordered, wanted = [requests[i] for i in order], [longest[i] for i in order]
         rows = self._rows.admit(ordered, [max(0, tokens - 1) for tokens in wanted])
         ends = [sequence.length + len(request.token_ids) for sequence, request in zip(rows, ordered, strict=True)]
-        passes = self._draft(ordered, wanted, rows)
+        passes, alive = self._draft(ordered, wanted, rows)
         for sequence, end in zip(rows, ends, strict=True):
             sequence.truncate(end)
         drafted = self._drafter.choose.target_ids[torch.cat(passes)].tolist() if passes else []
+        wanted_still = torch.cat(alive).tolist() if alive else [True] * len(drafted)
         result: list[list[int]] = [[] for _ in requests]
         start = 0
         for columns in passes:
-            for i, token in zip(order, drafted[start : start + len(columns)], strict=False):
-                result[i].append(token)
+            part = slice(start, start + len(columns))
+            for i, token, kept in zip(order, drafted[part], wanted_still[part], strict=False):
+                if kept:
+                    result[i].append(token)
             start += len(columns)
         return result
 
-    def _draft(self, requests: list[DraftRequest], wanted: list[int], rows: list[CacheSequence]) -> list[Tensor]:
-        """Draft columns of every pass, one per sequence that wants that many tokens; `requests` by falling length."""
+    def _draft(
+        self, requests: list[DraftRequest], wanted: list[int], rows: list[CacheSequence]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Draft columns of every pass, one per sequence that wants that many tokens, `requests` by falling length; and
+        whether each is still part of its draft, nothing if all are."""
         d, eps = self._drafter, self._drafter.config.rms_norm_eps
         token_ids = [token for request in requests for token in request.token_ids]
         layout = self._cache.layout(
@@ -128,12 +147,14 @@ class Eagle3State:
         queries = d.ops.rope_store(d.qkv(x), layout, d.rope, self._cache, 0, d.config.num_heads)
         count = sum(tokens > 0 for tokens in wanted)
         if not count:
-            return []
+            return [], []
         last = torch.tensor(_padded([end - 1 for end in _ends(layout.counts)][:count]), device=d.device)
         layout = _rows_of(layout, last)
         state_ND, queries, chosen_N = features_RD[last], queries[last], last
 
         passes: list[Tensor] = []
+        alive: list[Tensor] = []
+        alive_N = last
         for step in range(max(wanted)):
             if step:
                 count = sum(tokens > step for tokens in wanted)
@@ -146,12 +167,19 @@ class Eagle3State:
             mixed = d.out(d.ops.attend(queries, layout, self._cache, 0, d.config.num_heads))
             normed = d.ops.add_rms_norm(state_ND, mixed, d.mlp_norm, eps)
             mlp = d.down(d.ops.silu_mul(d.gate_up(normed)))
-            logits_NC = d.head(d.ops.add_rms_norm(state_ND, mlp, d.final_norm, eps))
+            final_ND = d.ops.add_rms_norm(state_ND, mlp, d.final_norm, eps)
             live = _padded(requests[:count])
+            if d.survival is not None and any(request.min_survival for request in requests):
+                survives_N = d.survival.survives(final_ND[:count], [r.min_survival for r in requests[:count]])
+                alive_N = survives_N if step == 0 else alive_N[:count] & survives_N
+                if not alive_N.any():
+                    break
+                alive.append(alive_N)
+            logits_NC = d.head(final_ND)
             positions = [request.base + len(request.token_ids) + 1 + step for request in live]
             chosen_N = d.choose(logits_NC, [request.sampling for request in live], positions)
             passes.append(chosen_N[:count])
-        return passes
+        return passes, alive
 
 
 def _padded(items: list[T]) -> list[T]:
