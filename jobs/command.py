@@ -64,6 +64,7 @@ def execute(name: str, main: JobMain, arguments: Sequence[str], flags: Mapping[s
     the result's plain values are summed up in one line on standard error.
     """
     options = _parser(name, flags).parse_intermixed_args(arguments)
+    context: JobContext | None = None
     try:
         settings = load_settings(options.config, options.overrides)
         if options.print_config:
@@ -84,6 +85,9 @@ def execute(name: str, main: JobMain, arguments: Sequence[str], flags: Mapping[s
         print(f"{name}: stopped", file=sys.stderr)
         return EXIT_STOPPED
     except Exception as error:
+        if context is not None and context.stop_signals > 1:  # what the second signal broke
+            print(f"{name}: stopped", file=sys.stderr)
+            return EXIT_STOPPED
         cause = getattr(error, "cause", None)  # Ray wraps what a remote task raised
         mistake = cause if isinstance(cause, SettingError) else error
         if isinstance(mistake, OSError) and mistake.filename is not None:

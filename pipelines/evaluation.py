@@ -11,7 +11,7 @@ from tierspec.artifacts import atomic_write_json, read_object, run_directory, sh
 from tierspec.config import Settings
 from tierspec.decoding import SamplingParams
 from tierspec.drafters import load_drafter
-from tierspec.errors import SettingError
+from tierspec.errors import ArtifactError, SettingError
 from tierspec.evaluation.comparison import Trial, compare, differences, summarise
 from tierspec.evaluation.environment import describe_environment
 from tierspec.evaluation.methods import NEURAL, build_methods
@@ -83,7 +83,11 @@ def _checkpoint_prompts(drafter: Path | None) -> set[str]:
     """Ids of the held-out prompts by which the drafter's checkpoint was chosen: measuring on them would flatter it."""
     if drafter is None or not (drafter / METRICS).is_file():
         return set()
-    return set(read_object(drafter / METRICS).get("heldout", {}).get("samples", ()))
+    heldout = read_object(drafter / METRICS).get("heldout") or {}
+    samples = heldout.get("samples", []) if isinstance(heldout, dict) else None
+    if not isinstance(samples, list):
+        raise ArtifactError(f"{drafter / METRICS} does not say by which samples the drafter was chosen")
+    return set(samples)
 
 
 def check_evaluation(settings: Settings) -> None:

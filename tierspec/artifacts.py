@@ -23,6 +23,7 @@ from typing import Any
 import tierspec
 from tierspec.config import Settings
 from tierspec.errors import ArtifactError, SettingError
+from tierspec.paths import user_path
 
 _TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)-[0-9a-f]{8}$")
 _PACKAGES = ("torch", "ray", "deepspeed", "transformers", "tokenizers", "safetensors", "pyarrow", "pydantic", "numpy")
@@ -30,7 +31,7 @@ _PACKAGES = ("torch", "ray", "deepspeed", "transformers", "tokenizers", "safeten
 
 def run_directory(settings: Settings, stage: str) -> Path:
     """`<run.root>/<run.name>/<stage>`; a name only, nothing is created."""
-    return Path(settings.run.root) / settings.run.name / stage
+    return user_path(settings.run.root, "run.root") / settings.run.name / stage
 
 
 def write_provenance(directory: Path, settings: Settings, argv: Sequence[str]) -> None:

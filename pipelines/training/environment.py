@@ -1,5 +1,7 @@
 """What a training process needs before DeepSpeed is imported."""
 
+import hashlib
+import importlib.metadata
 import logging
 import os
 import sys
@@ -38,6 +40,8 @@ def build_cpu_kernel() -> None:
 
 def _keep_kernels() -> Path:
     """Folder of the kernels."""
-    folder = os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(cache_directory() / "torch_extensions"))
+    # kernels are built against the headers of one environment, and built anew whenever another one comes along
+    key = hashlib.sha256(f"{sys.prefix} {importlib.metadata.version('torch')}".encode()).hexdigest()[:12]
+    folder = os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(cache_directory() / "torch_extensions" / key))
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     return Path(folder)

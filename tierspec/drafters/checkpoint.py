@@ -79,6 +79,8 @@ def read_checkpoint(directory: Path, config: Config, shapes: Shapes) -> DrafterC
     for name, shape in shapes.items():
         if tuple(tensors[name].shape) != shape:
             raise ArtifactError(f"{path}: tensor {name} has shape {list(tensors[name].shape)}, not {list(shape)}")
+        if name not in ("d2t", "t2d") and not tensors[name].is_floating_point():
+            raise ArtifactError(f"{path}: tensor {name} holds {tensors[name].dtype}, not floating-point numbers")
         if not torch.isfinite(tensors[name]).all():
             raise ArtifactError(f"{path}: tensor {name} is not finite")
     try:

@@ -108,7 +108,15 @@ def test_the_first_signal_asks_the_second_stops(number, capsys):
         os.kill(os.getpid(), number)
         pytest.fail("not stopped")
 
+    def break_on_the_second(settings, context):
+        try:
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+        except KeyboardInterrupt:
+            raise RuntimeError("no tier can go on") from None
+
     assert execute("train", stop_when_asked, []) == 130
+    assert execute("train", break_on_the_second, []) == 130
     assert execute("train", go_on_regardless, []) == 130
     assert "a second Ctrl-C stops at once" in capsys.readouterr().err
     assert signal.getsignal(number) is before
