@@ -93,7 +93,8 @@ def test_the_whole_line_then_serving_until_stopped(head: tuple[JobSubmissionClie
     wait(client, demo, JobStatus.SUCCEEDED)
     result = json.loads(client.get_job_logs(demo).strip().splitlines()[-1])
     assert result["rollout_tokens"] > 0
-    assert sorted(p.name for p in (tmp_path / "tiny").iterdir()) == ["drafter", "report", "rollouts", "training"]
+    shown = sorted(p.name for p in (tmp_path / "tiny").iterdir() if not p.name.startswith("."))
+    assert shown == ["drafter", "report", "rollouts", "training"]
 
     serving = submit(client, "serve", *overrides)
     wait(client, serving, JobStatus.RUNNING)
