@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
+from tierspec.drafters.config import DrafterConfig
 from tierspec.drafters.protocol import DraftRequest, UnknownPrefix
 from tierspec.models import CacheFull, CacheSequence, KVCache
 
@@ -14,10 +17,27 @@ class _Held:
 
 
 class DrafterRows:
-    """Which rows of which sequence are held; row numbers count from the sequence's beginning, not from its origin."""
+    """Base of drafter states: which rows of which sequence are held. Row numbers count from the sequence's beginning,
+    not from its origin."""
 
-    def __init__(self, cache: KVCache) -> None:
-        self._cache = cache
+    def __init__(
+        self,
+        config: DrafterConfig,
+        *,
+        layers: Sequence[int],
+        token_budget: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`layers`: numbers of the attention layers that keep keys and values, for `token_budget` rows in all."""
+        self._cache = KVCache(
+            layers=layers,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            token_budget=token_budget,
+            dtype=dtype,
+            device=device,
+        )
         self._held: dict[str, _Held] = {}
 
     def held(self, sequence_id: str) -> int:

@@ -19,7 +19,7 @@ from tierspec.drafters.protocol import DraftRequest
 from tierspec.drafters.rows import DrafterRows, longest_draft
 from tierspec.drafters.survival import SurvivalHead
 from tierspec.drafters.vocabulary import DraftVocabulary
-from tierspec.models import BatchLayout, CacheSequence, Decoder, KVCache, Step
+from tierspec.models import BatchLayout, CacheSequence, Decoder, Step
 from tierspec.models.ops import PackedLinear, select_ops
 from tierspec.sampling import RowSampling
 
@@ -90,29 +90,13 @@ def _packed(w: Mapping[str, Tensor], index: int, c: DFlashConfig) -> _Layer:
     )
 
 
-class DFlashState:
+class DFlashState(DrafterRows):
     """Rows of many sequences; see `tierspec.drafters.protocol.DrafterState`."""
 
     def __init__(self, drafter: DFlashDrafter, token_budget: int) -> None:
-        c = drafter.config
+        c, dtype, device = drafter.config, drafter.dtype, drafter.device
+        super().__init__(c, layers=range(c.num_layers), token_budget=token_budget, dtype=dtype, device=device)
         self._drafter = drafter
-        self._cache = KVCache(
-            layers=range(c.num_layers),
-            kv_heads=c.num_kv_heads,
-            head_dim=c.head_dim,
-            token_budget=token_budget,
-            dtype=drafter.dtype,
-            device=drafter.device,
-        )
-        self._rows = DrafterRows(self._cache)
-
-    def held(self, sequence_id: str) -> int:
-        """The first row of the sequence that is not held, 0 for an unknown one."""
-        return self._rows.held(sequence_id)
-
-    def release(self, sequence_id: str) -> None:
-        """Forgets a sequence; unknown ones are ignored."""
-        self._rows.release(sequence_id)
 
     @torch.no_grad()
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
@@ -125,7 +109,7 @@ class DFlashState:
         c = self._drafter.config
         wanted = [longest_draft(request, c.max_draft_tokens, c.max_context, unwritten=-1) for request in requests]
         slots = [self._slots(request, tokens) for request, tokens in zip(requests, wanted, strict=True)]
-        sequences = self._rows.admit(requests, slots)
+        sequences = self.admit(requests, slots)
         ends = [sequence.length + len(request.token_ids) for sequence, request in zip(sequences, requests, strict=True)]
         final_ND = self._fill(requests, sequences, slots)
         for sequence, end in zip(sequences, ends, strict=True):

@@ -20,7 +20,7 @@ from tierspec.drafters.protocol import DraftRequest
 from tierspec.drafters.rows import DrafterRows, longest_draft
 from tierspec.drafters.survival import SurvivalHead
 from tierspec.drafters.vocabulary import DraftVocabulary
-from tierspec.models import BatchLayout, CacheSequence, Decoder, KVCache, Step
+from tierspec.models import BatchLayout, CacheSequence, Decoder, Step
 from tierspec.models.ops import PackedLinear, select_ops
 
 _LEAST_ROWS = 2
@@ -74,29 +74,13 @@ class Eagle3Drafter:
         return Eagle3State(self, token_budget)
 
 
-class Eagle3State:
+class Eagle3State(DrafterRows):
     """Rows of many sequences; see `tierspec.drafters.protocol.DrafterState`."""
 
     def __init__(self, drafter: Eagle3Drafter, token_budget: int) -> None:
-        c = drafter.config
+        c, dtype, device = drafter.config, drafter.dtype, drafter.device
+        super().__init__(c, layers=(0,), token_budget=token_budget, dtype=dtype, device=device)
         self._drafter = drafter
-        self._cache = KVCache(
-            layers=(0,),
-            kv_heads=c.num_kv_heads,
-            head_dim=c.head_dim,
-            token_budget=token_budget,
-            dtype=drafter.dtype,
-            device=drafter.device,
-        )
-        self._rows = DrafterRows(self._cache)
-
-    def held(self, sequence_id: str) -> int:
-        """The first row of the sequence that is not held, 0 for an unknown one."""
-        return self._rows.held(sequence_id)
-
-    def release(self, sequence_id: str) -> None:
-        """Forgets a sequence; unknown ones are ignored."""
-        self._rows.release(sequence_id)
 
     @torch.no_grad()
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
@@ -107,7 +91,7 @@ class Eagle3State:
         longest = [longest_draft(request, c.max_draft_tokens, c.max_context, unwritten=1) for request in requests]
         order = sorted(range(len(requests)), key=lambda i: -longest[i])
         ordered, wanted = [requests[i] for i in order], [longest[i] for i in order]
-        rows = self._rows.admit(ordered, [max(0, tokens - 1) for tokens in wanted])
+        rows = self.admit(ordered, [max(0, tokens - 1) for tokens in wanted])
         ends = [sequence.length + len(request.token_ids) for sequence, request in zip(rows, ordered, strict=True)]
         passes, alive = self._draft(ordered, wanted, rows)
         for sequence, end in zip(rows, ends, strict=True):
