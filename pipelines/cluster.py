@@ -116,8 +116,9 @@ def _sweep(parent: Path) -> None:
     """Remove the folders of local Rays whose driver was killed."""
     for folder in parent.glob("tsr-*"):
         match = _FOLDER.match(folder.name)
-        if match and not psutil.pid_exists(int(match[1], 16)) and folder.stat().st_uid == os.getuid():
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another one that starts now sweeps too
+            if match and not psutil.pid_exists(int(match[1], 16)) and folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _init(settings: Settings, **arguments: Any) -> None:

@@ -15,26 +15,34 @@ def drop_unregistered(directory: Path) -> None:
     Raises:
         ArtifactError: the register is damaged, or gone though it must have been there, or names one that is gone.
     """
-    register = directory / _REGISTER
-    there = {path.name: path for path in directory.glob("checkpoint_*") if path.is_dir()}
-    names: set[str] = set()
-    if register.exists() or len(there) > 1:
-        try:
-            names = {checkpoint["checkpoint_dir_name"] for checkpoint in read_object(register)["checkpoint_results"]}
-        except (ArtifactError, KeyError, TypeError) as error:
-            raise ArtifactError(
-                f"{register} does not list the checkpoints beside it; training.overwrite=true trains anew"
-            ) from error
-    if missing := names - there.keys():
-        raise ArtifactError(f"{directory / min(missing)} is missing; training.overwrite=true trains anew")
-    for name in there.keys() - names:
+    there = _there(directory)
+    for name in there.keys() - _registered(directory, there):
         remove_directory(there[name])
 
 
 def is_damaged(directory: Path) -> bool:
     """Whether `drop_unregistered` would refuse."""
     try:
-        drop_unregistered(directory)
+        _registered(directory, _there(directory))
     except ArtifactError:
         return True
     return False
+
+
+def _there(directory: Path) -> dict[str, Path]:
+    return {path.name: path for path in directory.glob("checkpoint_*") if path.is_dir()}
+
+
+def _registered(directory: Path, there: dict[str, Path]) -> set[str]:
+    register = directory / _REGISTER
+    if not register.exists() and len(there) < 2:  # killed before the first was registered
+        return set()
+    try:
+        names = {checkpoint["checkpoint_dir_name"] for checkpoint in read_object(register)["checkpoint_results"]}
+    except (ArtifactError, KeyError, TypeError) as error:
+        raise ArtifactError(
+            f"{register} does not list the checkpoints beside it; training.overwrite=true trains anew"
+        ) from error
+    if missing := names - there.keys():
+        raise ArtifactError(f"{directory / min(missing)} is missing; training.overwrite=true trains anew")
+    return names

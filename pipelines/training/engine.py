@@ -17,6 +17,7 @@ from tierspec.errors import ArtifactError
 from tierspec.training.optimizer import GroupClippedAdamW
 from tierspec.training.trainee import Trainee
 
+Weights = tuple[dict[str, Tensor], dict[str, Tensor]]
 _STATE, _PROGRESS = "state.safetensors", "progress.json"
 
 
@@ -60,7 +61,7 @@ class DrafterEngine:
         if world_size == 1 and not self._stage:
             self._engine.enable_backward_allreduce = False  # it would copy all gradients twice, to itself
         self._state = WholeState(self._engine, trainee, self._optimizer, self._stage)
-        self._world = world_size
+        self._trainee, self._world = trainee, world_size
 
     @property
     def holds_whole_weights(self) -> bool:
@@ -85,12 +86,13 @@ class DrafterEngine:
         self._engine.step()
         return dict(self._optimizer.gradient_norms)
 
-    def save(self, directory: Path | None, progress: Progress) -> None:
-        """The training state, into `directory`; None: another rank writes it."""
+    def save(self, directory: Path | None, progress: Progress) -> Weights:
+        """The training state, into `directory`; None: another rank writes it. Returns what `weights` does."""
         tensors = self._state.collect(progress.step)
         if directory is not None:
             save_file(tensors, str(directory / _STATE))
             atomic_write_json(directory / _PROGRESS, asdict(progress))
+        return self._split(tensors)
 
     def load(self, directory: Path) -> Progress:
         """Restores weights, optimizer and progress from what `save` wrote, whatever workers and stage it had."""
@@ -103,13 +105,15 @@ class DrafterEngine:
             ) from error
         return progress
 
-    def weights(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def weights(self) -> Weights:
         """Copies of the whole weights in fp32: drafter and verification head."""
-        tensors = self._state.collect(0)
-        parts = ("drafter.", "verification_head.")
+        return self._split(self._state.collect(0))
+
+    def _split(self, tensors: dict[str, Tensor]) -> Weights:
+        parts = (self._trainee.drafter, self._trainee.verification_head)
         drafter, head = (
-            {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
-            for part in parts
+            {name: tensors[f"{prefix}.{name}"] for name, _ in part.named_parameters()}
+            for prefix, part in zip(("drafter", "verification_head"), parts, strict=True)
         )
         return drafter, head
 

@@ -87,12 +87,11 @@ class Keeper:
         the steps go on, except the last one."""
         checkpoint = None
         mode = CheckpointUploadMode.SYNC if last else CheckpointUploadMode.ASYNC
-        weights = self._engine.weights()
         if self._log is None:
             self._engine.save(None, progress)
         else:
             directory = temporary_directory(self._state / "checkpoint")
-            self._engine.save(directory, progress)
+            weights = self._engine.save(directory, progress)
             (directory / INFERENCE).mkdir()
             self._trainee.save(directory / INFERENCE, *weights)
             atomic_write_json(directory / METRICS, self._metrics(progress, scalars))

@@ -1,5 +1,6 @@
 """Random drafters for a tiny random target."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tierspec.drafters.layers import initialize_normal
 from tierspec.models import Decoder
 from tierspec.training.dflash import DFlashTrainee
 from tierspec.training.eagle3 import Eagle3Trainee
-from tierspec.training.trainee import Trainee
+from tierspec.training.trainee import AnchorBatch, Trainee
 
 DEPTH = 4
 FAMILIES = ("eagle3", "dflash")
@@ -66,3 +67,12 @@ def drafter_of(trainee: Trainee, decoder: Decoder) -> Drafter:
     kind = type(trainee.pack(trainee.drafter.state_dict(), decoder))
     weights, head = trainee.drafter.state_dict(), trainee.verification_head.state_dict()
     return kind(trainee.drafter.config, weights, trainee.vocabulary, decoder, head)
+
+
+def lone_anchor(captured: torch.Tensor, ids: Sequence[int] | torch.Tensor, row: int) -> Any:
+    """A batch of one anchor with no more than what `unroll` reads: features of rows 0 .. `row` or more, and `ids`, the
+    tokens behind each row."""
+    padded = torch.cat((captured, torch.zeros(DEPTH, captured.shape[1])))
+    tokens = torch.as_tensor(ids)
+    nothing: Any = None
+    return AnchorBatch(padded[None], tokens[None], torch.tensor([[row]]), nothing, nothing, nothing)

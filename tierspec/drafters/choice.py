@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from tierspec.drafters.vocabulary import DraftVocabulary
@@ -12,9 +13,9 @@ class DraftChoice:
     """The keyed choice that the target would make from a drafter's logits (arXiv 2408.07978), over the tokens that the
     drafter knows."""
 
-    def __init__(self, vocabulary: DraftVocabulary, device: object) -> None:
-        self.target_ids = vocabulary.target_ids.to(device)  # type: ignore[call-overload]
-        self._columns = vocabulary.columns.to(device)  # type: ignore[call-overload]
+    def __init__(self, vocabulary: DraftVocabulary, device: torch.device) -> None:
+        self.target_ids = vocabulary.target_ids.to(device)
+        self._columns = vocabulary.columns.to(device)
 
     def __call__(self, logits_NC: Tensor, sampling: Sequence[RowSampling], positions: Sequence[int]) -> Tensor:
         """Draft columns int64 [N]; `positions`: of the chosen tokens in their sequences."""

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.drafters import DEPTH, FAMILIES, drafter_of, random_trainee, tiny_decoder
+from tests.support.drafters import DEPTH, FAMILIES, drafter_of, lone_anchor, random_trainee, tiny_decoder
 from tierspec.drafters import Drafter, DraftRequest, UnknownPrefix
 from tierspec.drafters.choice import DraftChoice
 from tierspec.models import CacheFull, Decoder
 from tierspec.sampling import RowSampling, target_choice
 from tierspec.training.features import FeatureRequest, SequenceFeatures, TargetFeatures
-from tierspec.training.trainee import AnchorBatch, Trainee
+from tierspec.training.trainee import Trainee
 
 LENGTH = 90
 
@@ -60,9 +60,7 @@ def text(decoder: Decoder, trainee: Trainee) -> Text:
 
 def unrolled_logits(trainee: Trainee, text: Text, row: int, drafts: list[int]) -> torch.Tensor:
     """The training forward's logits [K, C] at one anchor when the tokens after it are the given drafts."""
-    ids = torch.tensor([*text.ids[1 : row + 2], *drafts])
-    padded = torch.cat((text.features.captured[: row + 1], torch.zeros(DEPTH, text.features.captured.shape[1])))
-    batch: Any = AnchorBatch(padded[None], ids[None], torch.tensor([[row]]), None, None, None)  # type: ignore[arg-type]
+    batch = lone_anchor(text.features.captured[: row + 1], [*text.ids[1 : row + 2], *drafts], row)
     return (trainee.states(batch)[0, 0] @ trainee.token_head().T).detach()
 
 
@@ -146,10 +144,8 @@ def test_drafts_end_before_the_first_token_that_is_not_expected_to_survive(
     whole = drafter.new_state(4096).propose(plain)
     expected = []
     for seed, (text, drafts) in enumerate(zip(texts, whole, strict=True)):
-        ids = torch.tensor([*text.ids[1 : 21 + seed], *drafts])
-        padded = torch.cat((text.features.captured[: 20 + seed], torch.zeros(DEPTH, text.features.captured.shape[1])))
-        rows = torch.tensor([[19 + seed]])
-        batch: Any = AnchorBatch(padded[None], ids[None], rows, None, None, None)  # type: ignore[arg-type]
+        known = [*text.ids[1 : 21 + seed], *drafts]
+        batch = lone_anchor(text.features.captured[: 20 + seed], known, 19 + seed)
         belief = torch.sigmoid(trainee.verification_head(trainee.states(batch))[0, 0, :, 0])
         expected.append(drafts[: int((belief >= least).int().cumprod(0).sum())])
     packed = drafter_of(trainee, decoder)

@@ -1,12 +1,11 @@
 import copy
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
-from tests.support.drafters import DEPTH, FAMILIES, drafter_of, random_trainee, tiny_decoder
+from tests.support.drafters import DEPTH, FAMILIES, drafter_of, lone_anchor, random_trainee, tiny_decoder
 from tierspec.config import ObjectiveSettings, TrainingSettings
 from tierspec.models import Decoder, Step
 from tierspec.training.data import Sample, sample_anchors, token_counts
@@ -106,9 +105,7 @@ def test_loss_equals_an_unbatched_reference(decoder: Decoder, samples: list[Samp
         logits = decoder.logits(features.last)
         for p in range(sample.first_anchor, len(ids) - 2):
             k_valid = [p + 2 + k < len(ids) for k in range(DEPTH)]
-            padded = torch.cat((features.captured, torch.zeros(DEPTH, features.captured.shape[1])))
-            following = torch.tensor([*ids[1:], *[0] * (DEPTH + 1)])
-            alone: Any = AnchorBatch(padded[None], following[None], torch.tensor([[p]]), None, None, None)  # type: ignore[arg-type]
+            alone = lone_anchor(features.captured, [*ids[1:], *[0] * (DEPTH + 1)], p)
             hidden = trainee.unroll(alone)[0, 0]
             draft.append(hidden @ trainee.token_head().T)
             survival.append(trainee.verification_head(hidden)[:, 0])
