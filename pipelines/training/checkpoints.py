@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pipelines.training.job import METRICS, PROGRESS, TRAINING_STATE
 from tierspec.artifacts import read_object, remove_directory
 from tierspec.errors import ArtifactError
 
@@ -29,13 +30,17 @@ def is_damaged(directory: Path) -> bool:
     return False
 
 
+def _is_whole(checkpoint: Path) -> bool:
+    return all((checkpoint / name).exists() for name in (TRAINING_STATE, PROGRESS, METRICS))
+
+
 def _there(directory: Path) -> dict[str, Path]:
     return {path.name: path for path in directory.glob("checkpoint_*") if path.is_dir()}
 
 
 def _registered(directory: Path, there: dict[str, Path]) -> set[str]:
     register = directory / _REGISTER
-    if not register.exists() and len(there) < 2:  # killed before the first was registered
+    if not register.exists() and sum(map(_is_whole, there.values())) < 2:  # killed before the first was registered
         return set()
     try:
         names = {checkpoint["checkpoint_dir_name"] for checkpoint in read_object(register)["checkpoint_results"]}

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from pipelines.training.job import PROGRESS, TRAINING_STATE
 from pipelines.training.whole_state import WholeState
 from tierspec.artifacts import atomic_write_json, read_object
 from tierspec.config import TrainingSettings
@@ -18,7 +19,6 @@ from tierspec.training.optimizer import GroupClippedAdamW
 from tierspec.training.trainee import Trainee
 
 Weights = tuple[dict[str, Tensor], dict[str, Tensor]]
-_STATE, _PROGRESS = "state.safetensors", "progress.json"
 
 
 @dataclass
@@ -90,15 +90,15 @@ class DrafterEngine:
         """The training state, into `directory`; None: another rank writes it. Returns what `weights` does."""
         tensors = self._state.collect(progress.step)
         if directory is not None:
-            save_file(tensors, str(directory / _STATE))
-            atomic_write_json(directory / _PROGRESS, asdict(progress))
+            save_file(tensors, str(directory / TRAINING_STATE))
+            atomic_write_json(directory / PROGRESS, asdict(progress))
         return self._split(tensors)
 
     def load(self, directory: Path) -> Progress:
         """Restores weights, optimizer and progress from what `save` wrote, whatever workers and stage it had."""
         try:
-            progress = Progress(**read_object(directory / _PROGRESS))
-            self._state.restore(load_file(str(directory / _STATE)), progress.step)
+            progress = Progress(**read_object(directory / PROGRESS))
+            self._state.restore(load_file(str(directory / TRAINING_STATE)), progress.step)
         except (SafetensorError, OSError, TypeError, KeyError) as error:
             raise ArtifactError(
                 f"the checkpoint {directory} is incomplete or corrupt ({error}); training.overwrite=true trains anew"

@@ -7,6 +7,7 @@ from tierspec.config import Settings
 from tierspec.training.data import Sample
 
 BEST, CHECKPOINTS, INFERENCE = "best", "checkpoints", "inference"
+TRAINING_STATE, PROGRESS = "state.safetensors", "progress.json"  # of a checkpoint
 LOG, METRICS, RESULT, STOP_FILE = "metrics.jsonl", "metrics.json", "result.json", "stop"
 SAMPLE, PAGE = "sample.json", "training.html"
 PROVENANCE = ("run.yaml", "command.txt", "versions.json")

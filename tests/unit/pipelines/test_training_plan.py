@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -138,8 +139,12 @@ def test_checkpoints_that_are_not_registered_go_unless_the_register_is_damaged(t
     (tmp_path / "checkpoint_a").mkdir()
     drop_unregistered(tmp_path)
     assert not list(tmp_path.iterdir())
+    _make_checkpoint(tmp_path / "checkpoint_uploaded")
+    (tmp_path / "checkpoint_half_uploaded").mkdir()
+    drop_unregistered(tmp_path)
+    assert not list(tmp_path.iterdir())
     for name in "abc":
-        (tmp_path / f"checkpoint_{name}").mkdir()
+        _make_checkpoint(tmp_path / f"checkpoint_{name}")
     for text in (None, "", "[]", "{}"):
         if text is not None:
             snapshot.write_text(text)
@@ -148,10 +153,16 @@ def test_checkpoints_that_are_not_registered_go_unless_the_register_is_damaged(t
     snapshot.write_text(json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_b"}]}))
     drop_unregistered(tmp_path)
     assert sorted(path.name for path in tmp_path.glob("checkpoint_?")) == ["checkpoint_b"]
-    (tmp_path / "checkpoint_b").rmdir()
+    shutil.rmtree(tmp_path / "checkpoint_b")
     with pytest.raises(ArtifactError, match="checkpoint_b is missing"):
         drop_unregistered(tmp_path)
     assert is_damaged(tmp_path)
+
+
+def _make_checkpoint(directory: Path) -> None:
+    directory.mkdir()
+    for name in ("state.safetensors", "progress.json", "metrics.json"):
+        (directory / name).touch()
 
 
 def test_heldout_rollouts_are_answers_of_the_same_target(settings: Settings, tiny_target: Target) -> None:
