@@ -23,6 +23,7 @@ from tierspec.paths import user_path
 from tierspec.threads import use_threads
 
 RESULT, REPORT, METRICS = "result.json", "report.json", "metrics.json"
+_WITHOUT = ", or leave neural and auto out of evaluation.methods"
 Encoded = tuple[str, list[int]]
 """A prompt's id and its token ids."""
 
@@ -48,13 +49,17 @@ def evaluate(
     (output / RESULT).unlink(missing_ok=True)
     use_threads(settings.target.threads)
     chosen = settings.evaluation
-    directory = drafter_directory(settings) if _needs_drafter(settings) else None
+    directory = drafter_directory(settings, _WITHOUT) if _needs_drafter(settings) else None
     read = read_prompts(settings.prompts.heldout, "prompts.heldout")
-    chose = _checkpoint_prompts(directory)
+    chose = checkpoint_prompts(directory)
     prompts = [prompt for prompt in read if prompt.sample_id not in chose] or read
     wanted = settings.target
     target = load_target(wanted.source, dtype=wanted.dtype, device=wanted.device, numerics=wanted.numerics)
-    sets = {name: _encode(part, target, settings) for name, part in prompt_sets(prompts, chosen.prompts).items()}
+    length = ("evaluation.max_new_tokens", chosen.max_new_tokens)
+    sets = {
+        name: encode_first_turns(part, target, settings, *length)
+        for name, part in prompt_sets(prompts, chosen.prompts).items()
+    }
     drafter = load_drafter(directory, target) if directory else None
     longest = max(len(ids) for encoded in sets.values() for _, ids in encoded) + chosen.max_new_tokens
     methods = build_methods(chosen.methods, target, drafter, settings.draft, max_tokens=longest)
@@ -79,7 +84,7 @@ def evaluate(
     return report
 
 
-def _checkpoint_prompts(drafter: Path | None) -> set[str]:
+def checkpoint_prompts(drafter: Path | None) -> set[str]:
     """Ids of the held-out prompts by which the drafter's checkpoint was chosen: measuring on them would flatter it."""
     if drafter is None or not (drafter / METRICS).is_file():
         return set()
@@ -109,7 +114,7 @@ def _identity(settings: Settings) -> dict[str, Any]:
     """What the report depends on, apart from the machine."""
     prompts = read_prompts(settings.prompts.heldout, "prompts.heldout")
     content = "".join(f"{prompt.sample_id} {prompt.content_hash}\n" for prompt in prompts)
-    drafter = drafter_directory(settings) / "model.safetensors" if _needs_drafter(settings) else None
+    drafter = drafter_directory(settings, _WITHOUT) / "model.safetensors" if _needs_drafter(settings) else None
     groups = settings.model_dump(mode="json", include={"target", "draft", "evaluation"})
     return groups | {
         "run.seed": settings.run.seed,
@@ -130,32 +135,38 @@ def prompt_sets(prompts: list[Prompt], limit: int) -> dict[str, list[Prompt]]:
     return {name: spread(members, limit) for name, members in sets.items()}
 
 
-def drafter_directory(settings: Settings) -> Path:
+def drafter_directory(settings: Settings, otherwise: str = "") -> Path:
     """The neural drafter to measure: `serve.drafter` if it names one, else the run's own.
 
     Raises:
-        SettingError: it is not there.
+        SettingError: it is not there; the message ends with `otherwise`.
     """
     named = settings.serve.drafter
     path = run_directory(settings, "drafter") if named in (None, "auto") else user_path(named, "serve.drafter")
     if not (path / "config.json").is_file():
         raise SettingError(
-            f"evaluation.methods: neural and auto need a drafter, and {path} holds none; "
-            "run jobs.train first, or leave these methods out"
+            f"{path} holds no neural drafter; run jobs.train first, or name another in serve.drafter{otherwise}"
         )
     return path
 
 
-def _encode(prompts: list[Prompt], target: Target, settings: Settings) -> list[Encoded]:
+def encode_first_turns(
+    prompts: list[Prompt], target: Target, settings: Settings, limit: str, max_new_tokens: int
+) -> list[Encoded]:
+    """The first turns of `prompts`, opened for answers of up to `max_new_tokens`, a setting of the name `limit`.
+
+    Raises:
+        SettingError: a prompt that does not fit the context with its answer.
+    """
     context = min(settings.target.max_context or target.config.max_context, target.config.max_context)
     encoded = []
     for prompt in prompts:
         messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
         ids = target.encode_chat([*messages, {"role": "user", "content": prompt.turns[0]}])
-        if len(ids) + settings.evaluation.max_new_tokens > context:
+        if len(ids) + max_new_tokens > context:
             raise SettingError(
                 f"prompts.heldout: {prompt.sample_id} of {prompt.source} has {len(ids)} tokens, more than the context "
-                f"of {context} holds together with evaluation.max_new_tokens = {settings.evaluation.max_new_tokens}"
+                f"of {context} holds together with {limit} = {max_new_tokens}"
             )
         encoded.append((prompt.sample_id, ids))
     return encoded

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from tierspec.errors import SettingError
 from tierspec.settings.ablation import AblationSettings
+from tierspec.settings.calibration import CalibrationSettings
 from tierspec.settings.decoding import DecodingSettings, DraftSettings, SuffixSettings
 from tierspec.settings.file import Tree, apply_override, read_yaml, validate
 from tierspec.settings.group import Count, CountOrZero, Cpus, Gpus, Group, NodeResource, Threads
@@ -21,6 +22,7 @@ from tierspec.settings.training import OBJECTIVES, DrafterSettings, ObjectiveSet
 __all__ = [
     "OBJECTIVES",
     "AblationSettings",
+    "CalibrationSettings",
     "DecodingSettings",
     "DraftSettings",
     "DrafterSettings",
@@ -74,6 +76,9 @@ class PromptSettings(Group):
         description="prompt sets that never train: builtin:heldout, builtin:new_kinds (other kinds of prompts), files",
     )
     self_written: CountOrZero = Field(0, description="user turns the target writes itself, added to the training set")
+    follow_ups: CountOrZero = Field(
+        0, description="user turns the target writes and answers after the last turn of each training prompt"
+    )
     limit: CountOrZero = Field(0, description="use at most this many training prompts; 0 takes all")
 
     @model_validator(mode="after")
@@ -176,6 +181,7 @@ class Settings(Group):
     draft: DraftSettings = Field(DraftSettings(), description="drafting while decoding")
     decoding: DecodingSettings = Field(DecodingSettings(), description="continuous batching")
     evaluation: EvaluationSettings = Field(EvaluationSettings(), description="measuring")
+    calibration: CalibrationSettings = Field(CalibrationSettings(), description="settings of the drafter, compared")
     serve: ServeSettings = Field(ServeSettings(), description="the endpoint")
     ray: RaySettings = Field(RaySettings(), description="the Ray cluster")
 

@@ -60,12 +60,18 @@ class OverlapIndex:
         )
 
 
-def split_contaminated(prompts: Iterable[Prompt], heldout: Iterable[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
-    """Training prompts as (clean, contaminated): those with a turn that overlaps a turn of a held-out prompt."""
+def index_of(prompts: Iterable[Prompt]) -> OverlapIndex:
+    """An index of all turns of `prompts`."""
     index = OverlapIndex()
-    for prompt in heldout:
+    for prompt in prompts:
         for turn in prompt.turns:
             index.add(turn)
+    return index
+
+
+def split_contaminated(prompts: Iterable[Prompt], heldout: Iterable[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
+    """Training prompts as (clean, contaminated): those with a turn that overlaps a turn of a held-out prompt."""
+    index = index_of(heldout)
     clean: list[Prompt] = []
     contaminated: list[Prompt] = []
     for prompt in prompts:

@@ -1,11 +1,11 @@
-"""User turns that the target writes itself, for when no prompt set is at hand.
+"""User turns that the target writes itself, for when no prompt set is at hand or its prompts have one turn only.
 
 An instruction-tuned model that is given its chat template up to where the user speaks goes on with what a user would
 say (the idea of arXiv 2406.08464; the filter is our choice).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,18 +31,23 @@ class TurnOpening:
     stop_token_ids: tuple[int, ...]
 
 
-def open_user_turn(tokenizer: Any, eos_ids: Sequence[int]) -> TurnOpening:
-    """Cut the rendered chat template where the user's words would begin.
+def open_user_turn(
+    tokenizer: Any, eos_ids: Sequence[int], messages: Sequence[Mapping[str, str]] = (), *, setting: str
+) -> TurnOpening:
+    """Cut the rendered chat template where the user's words after `messages` would begin.
+
+    Args:
+        setting: the one that asks for it, named in errors.
 
     Raises:
         SettingError: there is no chat template, or it does not render the user's words.
     """
     if not tokenizer.chat_template:
-        raise SettingError("prompts.self_written: the target's tokenizer has no chat template to open")
-    rendered = tokenizer.apply_chat_template([{"role": "user", "content": _SENTINEL}], tokenize=False)
+        raise SettingError(f"{setting}: the target's tokenizer has no chat template to open")
+    rendered = tokenizer.apply_chat_template([*messages, {"role": "user", "content": _SENTINEL}], tokenize=False)
     before, found, after = str(rendered).partition(_SENTINEL)
     if not found:
-        raise SettingError("prompts.self_written: the target's chat template does not show the user's words")
+        raise SettingError(f"{setting}: the target's chat template does not show the user's words")
 
     def encode(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])

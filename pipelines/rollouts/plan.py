@@ -23,7 +23,8 @@ _HASHED_BYTES = 2**20
 class RolloutJob:
     """How prompts are answered. `seed` is the run's; each answer has its own, `seed_of`.
 
-    With `opens_user_turn` the prompts are only numbers: the target writes what a user might say.
+    With `opens_user_turn` the prompts are only numbers: the target writes what a user might say. After the last turn of
+    a prompt it writes `follow_ups` more, and answers them.
     """
 
     max_new_tokens: int
@@ -32,6 +33,11 @@ class RolloutJob:
     top_k: int
     seed: int
     opens_user_turn: bool = False
+    follow_ups: int = 0
+
+    def asks(self, prompts: Iterable[Prompt]) -> int:
+        """How many answers `prompts` want."""
+        return sum(len(prompt.turns) + self.follow_ups for prompt in prompts)
 
 
 def answering_job(settings: Settings, split: Split) -> RolloutJob:
@@ -39,7 +45,14 @@ def answering_job(settings: Settings, split: Split) -> RolloutJob:
     rollout, seed = settings.rollout, settings.run.seed
     if split == "heldout":
         return RolloutJob(rollout.max_new_tokens, 0.0, 1.0, 0, seed)
-    return RolloutJob(rollout.max_new_tokens, rollout.temperature, rollout.top_p, rollout.top_k, seed)
+    return RolloutJob(
+        rollout.max_new_tokens,
+        rollout.temperature,
+        rollout.top_p,
+        rollout.top_k,
+        seed,
+        follow_ups=settings.prompts.follow_ups,
+    )
 
 
 def writing_job(settings: Settings) -> RolloutJob:
@@ -95,7 +108,8 @@ def identity(settings: Settings, job: RolloutJob, card: TargetCard) -> dict[str,
         "target.max_context": settings.target.max_context,
         "run.seed": settings.run.seed,
         "rollout.shard_size": settings.rollout.shard_size,
-        **{f"rollout.{name}": value for name, value in asdict(job).items() if name != "seed"},
+        "prompts.follow_ups": job.follow_ups,
+        **{f"rollout.{name}": value for name, value in asdict(job).items() if name not in ("seed", "follow_ups")},
     }
 
 

@@ -29,12 +29,14 @@ def run_shards(
     *,
     label: str,
     token_budget: int = 0,
+    heldout: Sequence[Prompt] = (),
     stop: Callable[[], bool],
 ) -> Totals:
     """Answer those of `shards` that are not finished yet; each is written when its last answer is there.
 
     Adds to `directory.finished`. Ends early, with whole shards, when `stop()` or when the finished shards hold
-    `token_budget` response tokens (0: no limit); answers that are under way by then are finished too.
+    `token_budget` response tokens (0: no limit); answers that are under way by then are finished too. No follow-up turn
+    overlaps a prompt of `heldout`.
 
     Returns: what was done now, and why it ended early if it did.
 
@@ -52,17 +54,16 @@ def run_shards(
         return Totals(stop_reason=STOPPED)
     resources = ray.cluster_resources()
     gpus = worker_gpus(settings, "rollout.workers", settings.rollout.workers, resources.get("GPU", 0.0))
-    asked = sum(len(prompt.turns) for prompts in shards.values() for prompt in prompts)
     with watched_ledger(
         budget_left if token_budget else 0,
-        asked=asked,
+        asked=sum(map(job.asks, shards.values())),
         finished=sum(report.asked for report in there),
         label=label,
         stop=stop,
     ) as ledger:
         rollouts = _dataset(waiting).map_batches(
             RolloutWorker,
-            fn_constructor_args=(settings, job, ledger),
+            fn_constructor_args=(settings, job, ledger, heldout),
             batch_size=None,
             batch_format="pyarrow",
             compute=_pool(settings, len(waiting)),

@@ -17,10 +17,11 @@ from pipelines.prompts.mixing import mixed
 from pipelines.prompts.overlap import drop_repeats, split_contaminated
 from pipelines.prompts.prompt import Prompt
 from pipelines.prompts.reading import read_prompt_sets, read_prompts, spread
-from pipelines.prompts.self_written import SOURCE, TurnSelection
+from pipelines.prompts.self_written import SOURCE, TurnSelection, open_user_turn
 from pipelines.rollouts.directory import RolloutDirectory, refuse_changes
 from pipelines.rollouts.ledger import STOPPED
 from pipelines.rollouts.plan import (
+    RolloutJob,
     Split,
     TargetCard,
     answering_job,
@@ -97,7 +98,11 @@ def check_rollouts(settings: Settings, *, split: Split, output: Path) -> tuple[P
     card = describe_target(settings.target.source)
     if not settings.rollout.overwrite:
         refuse_changes(output, split_identity(settings, split, card))
-    turns = sum(len(prompt.turns) for prompt in prompt_set.prompts) + settings.prompts.self_written
+    job = answering_job(settings, split)
+    for setting in ("self_written", "follow_ups"):
+        if split == "train" and getattr(settings.prompts, setting):
+            open_user_turn(card.tokenizer, (), setting=f"prompts.{setting}")
+    turns = job.asks(prompt_set.prompts) + settings.prompts.self_written * (2 + job.follow_ups)
     text = sum(len(turn) for prompt in prompt_set.prompts for turn in prompt.turns)
     tokens = turns * settings.rollout.max_new_tokens
     require_disk(output, tokens * _BYTES_PER_TOKEN + 2 * text + _SPARE_BYTES, "run.root", what="jobs.rollout")
@@ -108,7 +113,8 @@ def make_rollouts(settings: Settings, *, split: Split, output: Path, stop: Stop 
     """Let the target answer the prompts of a split, into `output`; what is there already is kept.
 
     Writes `shard-*.parquet` (`schema.SCHEMA`), `prompts.jsonl`, `manifest.json` and `result.json`, whose content is
-    returned. `asked`, `done`, `failed` and `skipped` count answers, one per user turn; done + failed + skipped = asked.
+    returned. `asked`, `done`, `failed` and `skipped` count answers, one per user turn, those the target wrote included;
+    done + failed + skipped = asked.
 
     Args:
         stop: polled; once true, the shards under way are finished and the others skipped.
@@ -136,9 +142,10 @@ def make_rollouts(settings: Settings, *, split: Split, output: Path, stop: Stop 
             job,
             label=f"rollouts ({split})",
             token_budget=settings.rollout.token_budget if split == "train" else 0,
+            heldout=prompt_set.heldout,
             stop=stop,
         )
-    result = _account(prompt_set, directory, totals.stop_reason or STOPPED, settings.rollout.shard_size)
+    result = _account(prompt_set, job, directory, totals.stop_reason or STOPPED, settings.rollout.shard_size)
     result |= {
         "split": split,
         "output": str(output),
@@ -180,7 +187,9 @@ def _add_self_written(prompt_set: PromptSet, settings: Settings, card: TargetCar
     prompt_set.counts["self_written"] = selection.counts() | {"contaminated": len(contaminated)}
 
 
-def _account(prompt_set: PromptSet, directory: RolloutDirectory, not_begun: str, shard_size: int) -> dict[str, Any]:
+def _account(
+    prompt_set: PromptSet, job: RolloutJob, directory: RolloutDirectory, not_begun: str, shard_size: int
+) -> dict[str, Any]:
     """Every answer asked for is done, failed or skipped."""
     reports = directory.finished
     missing = [
@@ -188,12 +197,12 @@ def _account(prompt_set: PromptSet, directory: RolloutDirectory, not_begun: str,
         for shard, prompts in enumerate(in_shards(prompt_set.prompts, shard_size))
         if shard not in reports
         for prompt in prompts
-        for turn in range(len(prompt.turns))
+        for turn in range(job.asks([prompt]))
     ]
     failed = [entry for shard in sorted(reports) for entry in reports[shard].failed]
     skipped = [entry for shard in sorted(reports) for entry in reports[shard].skipped]
     return {
-        "asked": sum(len(prompt.turns) for prompt in prompt_set.prompts),
+        "asked": job.asks(prompt_set.prompts),
         "done": sum(report.done for report in reports.values()),
         "failed": len(failed),
         "skipped": len(skipped) + len(missing),

@@ -8,16 +8,18 @@ import asyncio
 import contextlib
 import json
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from pipelines.prompts.overlap import index_of
 from pipelines.prompts.prompt import Prompt, parse_row
-from pipelines.prompts.self_written import TurnOpening, open_user_turn
-from pipelines.rollouts.engine import EngineThread
+from pipelines.prompts.self_written import open_user_turn, rejection
+from pipelines.rollouts.engine import Answer, EngineThread
 from pipelines.rollouts.ledger import Totals
-from pipelines.rollouts.plan import RolloutJob, seed_of, turn_id
+from pipelines.rollouts.plan import RolloutJob, seed_of, turn_id, writing_job
 from pipelines.rollouts.schema import DONE, FAILED, OUTCOME_SCHEMA, SKIPPED
 from tierspec.config import Settings
 from tierspec.errors import SettingError
@@ -36,19 +38,21 @@ class _Shard:
     begun: bool = False
 
 
+class _Skipped(Exception):
+    """Why a turn gets no answer although nothing failed."""
+
+
 class RolloutWorker:
     """A class for `Dataset.map_batches`: takes the prompts of a shard, gives the outcome of every turn.
 
     In: columns `shard` and `prompt` (JSON). Out: OUTCOME_SCHEMA and `shard`; no rows if the shard was not begun.
     """
 
-    def __init__(self, settings: Settings, job: RolloutJob, ledger: Any) -> None:
+    def __init__(self, settings: Settings, job: RolloutJob, ledger: Any, heldout: Sequence[Prompt] = ()) -> None:
         target, self._job, self._ledger = settings.target, job, ledger
         self._target = load_target(target.source, dtype=target.dtype, device=target.device, numerics=target.numerics)
         self._context = min(target.max_context or self._target.config.max_context, self._target.config.max_context)
-        self._opening: TurnOpening | None = None
-        if job.opens_user_turn:
-            self._opening = open_user_turn(self._target.tokenizer, self._target.eos_ids)
+        self._writing, self._heldout = writing_job(settings), index_of(heldout)
         self._engine = EngineThread(self._target, settings)
         self._places = asyncio.Semaphore(settings.rollout.slots + _AHEAD)
         self._name = uuid.uuid4().hex
@@ -76,12 +80,13 @@ class RolloutWorker:
             messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
             rows: list[dict[str, Any]] = []
             outcome, reason = DONE, ""
-            for number, turn in enumerate(prompt.turns):
+            for number in range(self._job.asks([prompt])):
                 row = self._blank_row(prompt, number)
                 if outcome == DONE:
-                    messages.append({"role": "user", "content": turn})
                     try:
-                        outcome, reason = await self._answer(messages, row)
+                        await self._turn(prompt, number, messages, row)
+                    except _Skipped as skipped:
+                        outcome, reason = SKIPPED, str(skipped)
                     except SettingError as error:
                         outcome, reason = FAILED, str(error)
                 rows.append(row | {"outcome": outcome, "reason": reason})
@@ -92,24 +97,48 @@ class RolloutWorker:
                 self._answers += 1
             return rows
 
-    async def _answer(self, messages: list[dict[str, str]], row: dict[str, Any]) -> tuple[str, str]:
-        job = self._job
-        opening = self._opening
-        prompt_ids = list(opening.token_ids) if opening else self._target.encode_chat(messages)
+    async def _turn(self, prompt: Prompt, number: int, messages: list[dict[str, str]], row: dict[str, Any]) -> None:
+        """Let the user speak, in the prompt's words or in the target's, and the target answer, into `row`."""
+        if self._job.opens_user_turn:
+            prompt_ids, answer = await self._write(self._job, [], row["seed"], "prompts.self_written")
+        else:
+            spoken = prompt.turns[number] if number < len(prompt.turns) else await self._follow_up(messages, row)
+            messages.append({"role": "user", "content": spoken})
+            prompt_ids = self._target.encode_chat(messages)
+            answer = await self._sample(self._job, prompt_ids, row["seed"])
+        row.update(prompt_ids=prompt_ids, response_ids=answer.token_ids, finish_reason=answer.finish_reason)
+
+    async def _follow_up(self, messages: list[dict[str, str]], row: dict[str, Any]) -> str:
+        seed = seed_of(self._job.seed, f"{row['sample_id']}/user")
+        _, written = await self._write(self._writing, messages, seed, "prompts.follow_ups")
+        text = self._target.tokenizer.decode(written.token_ids).strip()
+        if unusable := rejection(text, written.token_ids, written.finish_reason):
+            raise _Skipped(f"follow-up not used: {unusable}")
+        if self._heldout.overlaps(text):
+            raise _Skipped("follow-up not used: contaminated")
+        return text
+
+    async def _write(
+        self, job: RolloutJob, messages: list[dict[str, str]], seed: int, setting: str
+    ) -> tuple[list[int], Answer]:
+        """What a user might say after `messages`."""
+        opening = open_user_turn(self._target.tokenizer, self._target.eos_ids, messages, setting=setting)
+        prompt_ids = list(opening.token_ids)
+        return prompt_ids, await self._sample(job, prompt_ids, seed, opening.stop_token_ids)
+
+    async def _sample(self, job: RolloutJob, prompt_ids: list[int], seed: int, stops: tuple[int, ...] = ()) -> Answer:
         room = self._context - len(prompt_ids)
         if room < 1:
-            return SKIPPED, f"{TOO_LONG} ({len(prompt_ids)} of {self._context} tokens)"
+            raise _Skipped(f"{TOO_LONG} ({len(prompt_ids)} of {self._context} tokens)")
         sampling = SamplingParams(
             max_new_tokens=min(job.max_new_tokens, room),
             temperature=job.temperature,
             top_p=job.top_p,
             top_k=job.top_k,
-            seed=row["seed"],
-            stop_token_ids=opening.stop_token_ids if opening else (),
+            seed=seed,
+            stop_token_ids=stops,
         )
-        answer = await asyncio.wrap_future(self._engine.submit(prompt_ids, sampling))
-        row.update(prompt_ids=prompt_ids, response_ids=answer.token_ids, finish_reason=answer.finish_reason)
-        return DONE, ""
+        return await asyncio.wrap_future(self._engine.submit(prompt_ids, sampling))
 
     def _blank_row(self, prompt: Prompt, turn: int) -> dict[str, Any]:
         sample_id = turn_id(prompt.sample_id, turn)

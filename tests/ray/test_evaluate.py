@@ -31,7 +31,10 @@ def test_a_report_with_its_provenance(arguments, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
-        ("serve.drafter=null", "evaluation.methods: neural and auto need a drafter"),
+        (
+            "serve.drafter=null",
+            "run jobs.train first, or name another in serve.drafter, or leave neural and auto out",
+        ),
         ("prompts.heldout=[nowhere.jsonl]", "prompts.heldout: nowhere.jsonl matches no file"),
         ("evaluation.methods=[suffix]", "evaluation.methods lacks 'autoregressive'"),
     ],

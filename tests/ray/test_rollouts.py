@@ -212,6 +212,17 @@ def test_self_written_prompts_join_the_training_set(
     assert (again["done"], again["prompts"], again["tokens_per_s"]) == (result["done"], result["prompts"], None)
 
 
+def test_follow_ups_that_are_not_usable_are_skipped_and_counted(settings: Settings, tmp_path: Path) -> None:
+    settings = settings.override("prompts.follow_ups=2", "prompts.limit=8")
+    result = make_rollouts(settings, split="train", output=tmp_path / "out")
+    used = read_prompts([str(tmp_path / "out" / "prompts.jsonl")], "prompts.train")
+    turns = sum(len(prompt.turns) for prompt in used)
+    assert accounted(result) and result["asked"] == turns + 2 * len(used)
+    assert result["failed"] == 0 and result["done"] >= turns
+    assert all(reason.startswith("follow-up not used: ") for reason in result["skipped_by_reason"])
+    assert make_rollouts(settings, split="heldout", output=tmp_path / "heldout")["asked"] == 3
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -219,6 +230,7 @@ def test_self_written_prompts_join_the_training_set(
         ("run.seed=1", "run.seed"),
         ("target.dtype=bfloat16", "target.dtype"),
         ("prompts.limit=3", "prompts.train"),
+        ("prompts.follow_ups=1", "prompts.follow_ups"),
     ],
 )
 def test_other_settings_in_the_same_folder_are_refused(

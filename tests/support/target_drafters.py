@@ -13,14 +13,24 @@ from tierspec.training.families import build_trainee
 
 
 def write_untrained_drafter(
-    directory: Path, target: Target, *, depth: int = 3, draft_vocab_size: int = 8192, family: str = "eagle3"
+    directory: Path,
+    target: Target,
+    *,
+    depth: int = 3,
+    draft_vocab_size: int = 8192,
+    family: str = "eagle3",
+    survival_bias: float | None = None,
 ) -> Path:
-    """Saves one that has the target's last layers and head for its own, and returns `directory`."""
+    """Saves one that has the target's last layers and head for its own, and returns `directory`.
+
+    `survival_bias`: of a verification head that gives every token the same chance; None: no head.
+    """
     shape = [f"drafter.family={family}", f"drafter.draft_vocab_size={draft_vocab_size}", f"training.depth={depth}"]
     samples = [Sample("most frequent first", (0,), tuple(range(min(draft_vocab_size, target.config.vocab_size))))]
     trainee, _ = build_trainee(Settings().override(*shape, "drafter.layers=2"), target, samples)
     directory.mkdir(parents=True, exist_ok=True)
-    trainee.save(directory, trainee.drafter.state_dict(), {})
+    head = {"weight": torch.zeros(1, target.config.hidden_size), "bias": torch.tensor([survival_bias or 0.0])}
+    trainee.save(directory, trainee.drafter.state_dict(), head if survival_bias is not None else {})
     return directory
 
 

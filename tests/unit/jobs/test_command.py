@@ -141,4 +141,4 @@ def test_the_console_script_lists_the_jobs(arguments, code):
         check=False,
     )
     assert done.returncode == code
-    assert "rollout,train,ablate,evaluate,serve,demo" in done.stdout + done.stderr
+    assert "rollout,train,ablate,evaluate,calibrate,serve,demo" in done.stdout + done.stderr

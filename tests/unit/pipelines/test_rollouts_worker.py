@@ -8,8 +8,10 @@ import pyarrow as pa
 import pytest
 
 from pipelines.prompts import Prompt
+from pipelines.prompts.self_written import open_user_turn
+from pipelines.rollouts import worker as worker_module
 from pipelines.rollouts.ledger import Ledger, Totals
-from pipelines.rollouts.plan import RolloutJob, answering_job, seed_of
+from pipelines.rollouts.plan import RolloutJob, answering_job, seed_of, writing_job
 from pipelines.rollouts.schema import DONE, FAILED, SKIPPED
 from pipelines.rollouts.worker import RolloutWorker
 from tierspec.config import Settings
@@ -74,6 +76,58 @@ def test_every_turn_is_answered_with_the_answers_before_it_in_context(
     assert [(r["sample_id"], r["prompt_ids"], r["response_ids"], r["finish_reason"]) for r in rows] == expected
     assert {row["outcome"] for row in rows} == {DONE}
     assert {(row["target"], row["template_hash"]) for row in rows} == {("embedded:tiny", tiny_target.template_hash)}
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_follow_ups_are_written_after_the_answers_and_answered_if_usable(
+    tiny_settings: Settings, tiny_target: Target, monkeypatch: pytest.MonkeyPatch, usable: bool
+) -> None:
+    monkeypatch.setattr(worker_module, "rejection", lambda *_: None if usable else "repetitive")
+    settings = tiny_settings.override("prompts.follow_ups=2", "rollout.temperature=0.8")
+    job, (first, *_) = answering_job(settings, "train"), PROMPTS
+    assert job.asks([first]) == 3
+    (rows,) = run(worker_for(settings), shard_of(0, first))
+    assert [row["sample_id"] for row in rows] == ["p0", "p0#2", "p0#3"]
+    if not usable:
+        assert [row["outcome"] for row in rows] == [DONE, SKIPPED, SKIPPED]
+        assert rows[1]["reason"] == rows[2]["reason"] == "follow-up not used: repetitive"
+        return
+
+    cell, tokenizer, writing = LocalCell(tiny_target), tiny_target.tokenizer, writing_job(settings)
+    messages: list[dict[str, str]] = []
+    for number, row in enumerate(rows):
+        spoken = first.turns[0]
+        if number:
+            opening = open_user_turn(tokenizer, tiny_target.eos_ids, messages, setting="prompts.follow_ups")
+            sampling = SamplingParams(
+                writing.max_new_tokens,
+                writing.temperature,
+                top_k=writing.top_k,
+                seed=seed_of(job.seed, f"{row['sample_id']}/user"),
+                stop_token_ids=opening.stop_token_ids,
+            )
+            (written,) = cell.generate([list(opening.token_ids)], sampling)
+            spoken = tokenizer.decode(written.token_ids).strip()
+        messages.append({"role": "user", "content": spoken})
+        assert row["prompt_ids"] == tiny_target.encode_chat(messages)
+        (answer,) = cell.generate([row["prompt_ids"]], SamplingParams(32, 0.8, seed=row["seed"]))
+        assert row["response_ids"] == answer.token_ids
+        messages.append({"role": "assistant", "content": answer.text})
+
+
+def test_a_follow_up_that_is_a_heldout_prompt_is_not_used(
+    tiny_settings: Settings, tiny_target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "rejection", lambda *_: None)
+    settings = tiny_settings.override("prompts.follow_ups=1")
+    job = answering_job(settings, "train")
+    (rows,) = run(worker_for(settings, job), shard_of(0, PROMPTS[0]))
+    conversation = tiny_target.tokenizer.decode(rows[1]["prompt_ids"])
+    heldout = [Prompt("h", "test", (conversation.split("<|im_start|>user\n")[-1].split("<|im_end|>")[0],))]
+    worker = RolloutWorker(settings, job, LocalLedger(Ledger(0)), heldout)
+    (rows,) = run(worker, shard_of(0, PROMPTS[0]))
+    assert [row["outcome"] for row in rows] == [DONE, SKIPPED]
+    assert rows[1]["reason"] == "follow-up not used: contaminated"
 
 
 def test_a_prompt_longer_than_the_context_is_skipped_with_its_later_turns(tiny_settings: Settings) -> None:
