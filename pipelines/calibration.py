@@ -59,7 +59,7 @@ def calibrate(
     longest = max(len(ids) for _, ids in encoded) + chosen.max_new_tokens
     methods = [
         replace(build_methods(["neural"], target, drafter, draft, max_tokens=longest)[0], name=name)
-        for name, draft in _candidates(settings).items()
+        for name, draft in _candidates(settings, drafter.max_draft_tokens).items()
     ]
 
     def on_trial(trial: Trial) -> None:
@@ -89,13 +89,13 @@ def calibrate(
     return result
 
 
-def _candidates(settings: Settings) -> dict[str, DraftSettings]:
-    """By the overrides that make them; the present settings first."""
+def _candidates(settings: Settings, longest_draft: int) -> dict[str, DraftSettings]:
+    """By the overrides that make them; the present settings first. Drafts longer than the drafter's longest are that."""
     present = (settings.draft.max_tokens, settings.draft.min_survival)
     pairs = [present, *product(settings.calibration.max_tokens, settings.calibration.min_survival)]
     return {
         f"draft.max_tokens={tokens} draft.min_survival={least:g}": settings.draft.model_copy(
             update={"max_tokens": tokens, "min_survival": least}
         )
-        for tokens, least in dict.fromkeys(pairs)
+        for tokens, least in dict.fromkeys((min(tokens, longest_draft), least) for tokens, least in pairs)
     }

@@ -9,7 +9,7 @@ from tests.support.target_drafters import write_untrained_drafter
 from tierspec.models import Target
 
 PRESET = Path(__file__).parents[3] / "configs" / "tiny.yaml"
-GRID = ("calibration.max_tokens=[2,3]", "calibration.min_survival=[0.0,0.9]", "calibration.prompts=2")
+GRID = ("calibration.max_tokens=[2,3,4,9]", "calibration.min_survival=[0.0,0.9]", "calibration.prompts=2")
 SHORT = ("calibration.repeats=1", "calibration.max_new_tokens=16")
 
 
