@@ -90,7 +90,7 @@ def calibrate(
 
 
 def _candidates(settings: Settings, longest_draft: int) -> dict[str, DraftSettings]:
-    """By the overrides that make them; the present settings first. Drafts longer than the drafter's longest are that."""
+    """By the overrides that make them, the present settings first; no draft is longer than the drafter makes."""
     present = (settings.draft.max_tokens, settings.draft.min_survival)
     pairs = [present, *product(settings.calibration.max_tokens, settings.calibration.min_survival)]
     return {
