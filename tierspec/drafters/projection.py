@@ -7,8 +7,6 @@ from torch import Tensor
 
 from tierspec.models.ops import Ops, PackedLinear
 
-_LEAST_ROWS = 2
-
 
 class LinearProjection:
     """The drafter's `fc`: concatenated target features to its state size, normalised where it has a norm."""
@@ -24,11 +22,8 @@ class LinearProjection:
     def __call__(self, features: Mapping[int, Tensor]) -> Tensor:
         """{hidden_states index: [R, D]} → [R, d] in bf16."""
         x = torch.cat([features[layer].to(self._dtype) for layer in self._layers], -1)
-        rows = x.shape[0]
-        if rows < _LEAST_ROWS:
-            x = x.expand(_LEAST_ROWS, -1).contiguous()
         projected = self._linear(x)
         if self._norm is not None:
             ops, weight, eps = self._norm
             projected = ops.rms_norm(projected, weight, eps)
-        return projected[:rows].to(torch.bfloat16)
+        return projected.to(torch.bfloat16)

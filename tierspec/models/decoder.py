@@ -5,6 +5,7 @@ Shapes: R rows (tokens of all sequences of a call, in order), D hidden size, H h
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +15,14 @@ import torch
 from tierspec.errors import SettingError
 from tierspec.models.architecture import ModelConfig
 from tierspec.models.cache import KVCache, Step
-from tierspec.models.ops import PackedLinear, packing_available, select_ops
+from tierspec.models.ops import PackedLinear, least_rows, packing_available, select_ops
 from tierspec.models.rope import rope_tables
 from tierspec.models.route import Route
 from tierspec.models.weights import WeightReader, read_config
 
 FULL = Route()
 
-# Invariance asks for two rows at least; oneDNN's products of four are the faster ones (fp32 step: a sixth).
+# oneDNN's products of four rows are faster than those of one to three (fp32 step: a sixth).
 _LEAST_ROWS = 4
 
 
@@ -52,8 +53,8 @@ class Decoder:
     """A decoder-only model for inference; weights are packed once, at loading.
 
     With `numerics="invariant"` the result of a row does not depend, bitwise, on the other rows of the call: a token has
-    the same logits in a block, alone, or in any batch. That pads calls of fewer than four rows. It needs the packed
-    weights of oneDNN, so it is for CPU; `None` takes it where it can be had and "fast" elsewhere.
+    the same logits in a block, alone, or in any batch. That pads calls of few rows, see `least_rows`. It needs the
+    packed weights of oneDNN, so it is for CPU; `None` takes it where it can be had and "fast" elsewhere.
     """
 
     def __init__(
@@ -66,10 +67,11 @@ class Decoder:
         numerics: str | None = None,
     ) -> None:
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
-        invariant_possible = self.device.type == "cpu" and packing_available()
+        invariant_possible = self.device.type == "cpu" and packing_available() and least_rows(dtype) is not None
         if numerics == "invariant" and not invariant_possible:
             raise SettingError("target.numerics: 'invariant' needs a CPU with oneDNN; use 'fast' on this device")
         self.numerics = numerics or ("invariant" if invariant_possible else "fast")
+        self._linear = functools.partial(PackedLinear, least_rows=None if self.numerics == "invariant" else 1)
         self._ops = select_ops(self.device)
         self._reader = reader
 
@@ -77,7 +79,7 @@ class Decoder:
         self.embedding = self._read("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
         self._layers = [self._layer(i) for i in range(c.num_layers)]
         self.final_norm = self._read("model.norm.weight", (c.hidden_size,))
-        self._head = PackedLinear(self.head_weight())
+        self._head = self._linear(self.head_weight())
         self.rope = rope_tables(c.rope, c.head_dim, c.max_context, self.device)
 
     @classmethod
@@ -206,12 +208,12 @@ class Decoder:
         heads = [w[f"self_attn.{name}_norm.weight"].expand(count, -1) for name, count in norms]
         return _Layer(
             attention_norm=w["input_layernorm.weight"],
-            qkv=PackedLinear(torch.cat([w[f"self_attn.{x}_proj.weight"] for x in "qkv"]), bias),
+            qkv=self._linear(torch.cat([w[f"self_attn.{x}_proj.weight"] for x in "qkv"]), bias),
             head_norms=torch.cat(heads) if heads else None,
-            out=PackedLinear(w["self_attn.o_proj.weight"]),
+            out=self._linear(w["self_attn.o_proj.weight"]),
             mlp_norm=w["post_attention_layernorm.weight"],
-            gate_up=PackedLinear(torch.cat([w["mlp.gate_proj.weight"], w["mlp.up_proj.weight"]])),
-            down=PackedLinear(w["mlp.down_proj.weight"]),
+            gate_up=self._linear(torch.cat([w["mlp.gate_proj.weight"], w["mlp.up_proj.weight"]])),
+            down=self._linear(w["mlp.down_proj.weight"]),
         )
 
     def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -23,8 +23,6 @@ from tierspec.models import BatchLayout, CacheSequence, Decoder, Step
 from tierspec.models.ops import PackedLinear, select_ops
 from tierspec.sampling import RowSampling
 
-_LEAST_ROWS = 2
-
 
 @dataclass(frozen=True)
 class _Layer:
@@ -128,7 +126,7 @@ class DFlashState(DrafterRows):
         if not rows:
             return [[] for _ in requests]
         d = self._drafter
-        final_ND = _at_least_two(final_ND[rows])
+        final_ND = final_ND[rows]
         chosen = d.choose(d.head(final_ND)[: len(rows)], sampling, positions)
         drafted = iter(d.choose.target_ids[chosen].tolist())
         drafts = [[next(drafted) for _ in range(tokens)] for tokens in wanted]
@@ -149,10 +147,8 @@ class DFlashState(DrafterRows):
         """States [N, D] that the token head reads, of all draft positions, request by request."""
         d, c = self._drafter, self._drafter.config
         counts = [(len(request.token_ids), block) for request, block in zip(requests, slots, strict=True)]
-        rows = max(_LEAST_ROWS, sum(map(sum, counts)))
         layout = self._cache.layout(
-            [Step(sequence, range(sum(count))) for sequence, count in zip(sequences, counts, strict=True)],
-            padded_rows=rows,
+            [Step(sequence, range(sum(count))) for sequence, count in zip(sequences, counts, strict=True)]
         )
         taken: list[int] = []
         blocks: list[int] = []
@@ -165,7 +161,7 @@ class DFlashState(DrafterRows):
             token_ids += [request.token_ids[-1]] * (block > 0) + [c.mask_token_id] * max(0, block - 1)
             limits += [sequence.length - 1] * block
             first += known + block
-        x_RD = torch.zeros(rows, c.hidden_size, dtype=d.dtype, device=d.device)
+        x_RD = torch.zeros(first, c.hidden_size, dtype=d.dtype, device=d.device)
         x_RD[taken] = torch.cat([request.features.to(d.device, d.dtype) for request in requests])
         state_ND = d.embedding[torch.tensor(token_ids, dtype=torch.int64, device=d.device)]
         seen = _block_layout(layout, blocks, limits, [block for _, block in counts if block])
@@ -205,7 +201,3 @@ def _block_layout(layout: BatchLayout, blocks: list[int], limits: list[int], cou
         rows=len(blocks),
         counts=tuple(counts),
     )
-
-
-def _at_least_two(x: Tensor) -> Tensor:
-    return x if x.shape[0] >= _LEAST_ROWS else x.expand(_LEAST_ROWS, -1).contiguous()

@@ -8,7 +8,6 @@ Legend: R rows of a pass, N sequences (at least two rows, the last repeated), D 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,9 +21,6 @@ from tierspec.drafters.survival import SurvivalHead
 from tierspec.drafters.vocabulary import DraftVocabulary
 from tierspec.models import BatchLayout, CacheSequence, Decoder, Step
 from tierspec.models.ops import PackedLinear, select_ops
-
-_LEAST_ROWS = 2
-T = TypeVar("T")
 
 
 class Eagle3Drafter:
@@ -116,14 +112,9 @@ class Eagle3State(DrafterRows):
         d, eps = self._drafter, self._drafter.config.rms_norm_eps
         token_ids = [token for request in requests for token in request.token_ids]
         layout = self._cache.layout(
-            [Step(sequence, request.token_ids) for sequence, request in zip(rows, requests, strict=True)],
-            padded_rows=max(_LEAST_ROWS, len(token_ids)),
+            [Step(sequence, request.token_ids) for sequence, request in zip(rows, requests, strict=True)]
         )
-        padding = layout.positions.shape[0] - len(token_ids)
         features_RD = torch.cat([request.features.to(d.device, d.dtype) for request in requests])
-        if padding:
-            token_ids += [0] * padding
-            features_RD = torch.cat((features_RD, features_RD.new_zeros(padding, features_RD.shape[1])))
         embedded_RD = d.embedding[torch.tensor(token_ids, device=d.device)]
         x = torch.cat(
             (d.ops.rms_norm(embedded_RD, d.token_norm, eps), d.ops.rms_norm(features_RD, d.state_norm, eps)), -1
@@ -132,7 +123,7 @@ class Eagle3State(DrafterRows):
         count = sum(tokens > 0 for tokens in wanted)
         if not count:
             return [], []
-        last = torch.tensor(_padded([end - 1 for end in _ends(layout.counts)][:count]), device=d.device)
+        last = torch.tensor([end - 1 for end in _ends(layout.counts)][:count], device=d.device)
         layout = _rows_of(layout, last)
         state_ND, queries, chosen_N = features_RD[last], queries[last], last
 
@@ -142,19 +133,18 @@ class Eagle3State(DrafterRows):
         for step in range(max(wanted)):
             if step:
                 count = sum(tokens > step for tokens in wanted)
-                width = max(_LEAST_ROWS, count)
-                layout = self._cache.layout([Step(s, (0,)) for s in rows[:count]], padded_rows=width)
-                state_ND = state_ND[:width]
-                token_ND = d.draft_tokens_CD[chosen_N[:width]]
+                layout = self._cache.layout([Step(s, (0,)) for s in rows[:count]])
+                state_ND = state_ND[:count]
+                token_ND = d.draft_tokens_CD[chosen_N[:count]]
                 x = torch.cat((token_ND, d.ops.rms_norm(state_ND, d.state_norm, eps)), -1)
                 queries = d.ops.rope_store(d.qkv(x), layout, d.rope, self._cache, 0, d.config.num_heads)
             mixed = d.out(d.ops.attend(queries, layout, self._cache, 0, d.config.num_heads))
             normed = d.ops.add_rms_norm(state_ND, mixed, d.mlp_norm, eps)
             mlp = d.down(d.ops.silu_mul(d.gate_up(normed)))
             final_ND = d.ops.add_rms_norm(state_ND, mlp, d.final_norm, eps)
-            live = _padded(requests[:count])
+            live = requests[:count]
             if d.survival is not None and any(request.min_survival for request in requests):
-                survives_N = d.survival.survives(final_ND[:count], [r.min_survival for r in requests[:count]])
+                survives_N = d.survival.survives(final_ND, [r.min_survival for r in live])
                 alive_N = survives_N if step == 0 else alive_N[:count] & survives_N
                 if not alive_N.any():
                     break
@@ -162,12 +152,8 @@ class Eagle3State(DrafterRows):
             logits_NC = d.head(final_ND)
             positions = [request.base + len(request.token_ids) + 1 + step for request in live]
             chosen_N = d.choose(logits_NC, [request.sampling for request in live], positions)
-            passes.append(chosen_N[:count])
+            passes.append(chosen_N)
         return passes, alive
-
-
-def _padded(items: list[T]) -> list[T]:
-    return items + items[-1:] * max(0, _LEAST_ROWS - len(items))
 
 
 def _ends(counts: Sequence[int]) -> list[int]:
