@@ -15,7 +15,7 @@ import torch
 from tierspec.errors import SettingError
 from tierspec.models.architecture import ModelConfig
 from tierspec.models.cache import KVCache, Step
-from tierspec.models.ops import PackedLinear, least_rows, packing_available, select_ops
+from tierspec.models.ops import ANY_ROWS, PackedLinear, invariant_rows, packing_available, select_ops
 from tierspec.models.rope import rope_tables
 from tierspec.models.route import Route
 from tierspec.models.weights import WeightReader, read_config
@@ -53,7 +53,7 @@ class Decoder:
     """A decoder-only model for inference; weights are packed once, at loading.
 
     With `numerics="invariant"` the result of a row does not depend, bitwise, on the other rows of the call: a token has
-    the same logits in a block, alone, or in any batch. That pads calls of few rows, see `least_rows`. It needs the
+    the same logits in a block, alone, or in any batch. That pads calls of few rows, see `invariant_rows`. It needs the
     packed weights of oneDNN, so it is for CPU; `None` takes it where it can be had and "fast" elsewhere.
     """
 
@@ -67,11 +67,11 @@ class Decoder:
         numerics: str | None = None,
     ) -> None:
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
-        invariant_possible = self.device.type == "cpu" and packing_available() and least_rows(dtype) is not None
+        invariant_possible = self.device.type == "cpu" and packing_available() and invariant_rows(dtype) is not None
         if numerics == "invariant" and not invariant_possible:
             raise SettingError("target.numerics: 'invariant' needs a CPU with oneDNN; use 'fast' on this device")
         self.numerics = numerics or ("invariant" if invariant_possible else "fast")
-        self._linear = functools.partial(PackedLinear, least_rows=None if self.numerics == "invariant" else 1)
+        self._linear = functools.partial(PackedLinear, rule=None if self.numerics == "invariant" else ANY_ROWS)
         self._ops = select_ops(self.device)
         self._reader = reader
 

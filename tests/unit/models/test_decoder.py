@@ -123,7 +123,7 @@ def test_logits_of_a_row_do_not_depend_on_the_other_rows(dtype: torch.dtype) -> 
     decoder = tiny_decoder(dtype)
     hidden = run(decoder, token_ids(130))
     together = decoder.logits(hidden)
-    for count in (1, 2, 7, 33, 100):
+    for count in (1, 2, 7, 33, 65, 100):
         assert torch.equal(decoder.logits(hidden[-count:]), together[-count:])
 
 

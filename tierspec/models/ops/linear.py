@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-_PROBED_ROWS = 64
+_TILE = 64
+_PROBED = (2, 3, 8, 16, 32, 33, 64, 128, 300)
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """How the rows of a product are cut and padded: calls of at least so many rows, or of exactly so many."""
+
+    rows: int
+    exactly: bool = False
+
+
+ANY_ROWS = RowRule(1)
 
 
 @functools.cache
@@ -22,51 +35,52 @@ def packing_available() -> bool:
 
 
 @functools.cache
-def least_rows(dtype: torch.dtype) -> int | None:
-    """Rows from which on oneDNN gives a row the same product, bitwise, whatever the number of rows; None: never.
+def invariant_rows(dtype: torch.dtype) -> RowRule | None:
+    """The rule under which a row's product does not depend, bitwise, on the rows beside it; None: there is none here.
 
-    Measured on a random product, since it depends on the processor: two rows in fp32 (one row is a matrix-vector
-    product), but 33 in bf16 with AMX, which sums in another order up to 32 rows.
+    Measured, since it depends on the processor. As a rule two rows do (one row is a matrix-vector product). In bf16
+    with AMX, oneDNN's order of summation depends on the number of rows, up to several hundred, so all calls get one
+    shape: 64 rows, which stream the weights hardly slower than two.
     """
     generator = torch.Generator().manual_seed(0)
-    weight, x = (torch.randn(rows, 2048, generator=generator).to(dtype) for rows in (4096, _PROBED_ROWS))
-    linear = PackedLinear(weight, least_rows=1)
+    weight, x = (torch.randn(rows, 1024, generator=generator).to(dtype) for rows in (4096, 400))
+    linear = PackedLinear(weight, rule=ANY_ROWS)
     expected = linear(x)
-    differing = [rows for rows in range(1, _PROBED_ROWS) if not torch.equal(linear(x[:rows]), expected[:rows])]
-    least = max(differing, default=1) + 1
-    return least if least < _PROBED_ROWS else None
+    if all(torch.equal(linear(x[:rows]), expected[:rows]) for rows in _PROBED):
+        return RowRule(2)
+    tiled = PackedLinear(weight, rule=RowRule(_TILE, exactly=True))
+    return RowRule(_TILE, exactly=True) if torch.equal(tiled(x.flip(0)).flip(0), tiled(x)) else None
 
 
 class PackedLinear:
     """x [R, in] → [R, out] with a weight [out, in] and maybe a bias [out], laid out once for the device.
 
-    On CPU the weight goes into oneDNN's blocked layout, which streams memory about twice as fast as `F.linear`, and
-    whose result for a row is the same, bitwise, for every number of rows from `least_rows` up; fewer are padded. None
-    takes what was measured for the dtype, one row pads nothing. Elsewhere it is `F.linear`.
+    On CPU the weight goes into oneDNN's blocked layout, which streams memory about twice as fast as `F.linear`.
+    `rule` says how rows are padded; None takes the one that makes a row's result independent of the others, where it
+    exists. Elsewhere it is `F.linear`.
     """
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, least_rows: int | None = None
-    ) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, rule: RowRule | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self._packed = weight.device.type == "cpu" and packing_available()
-        self._call = torch.ops.mkldnn._linear_pointwise.default if self._packed else None
-        self._least_rows = 1
         if self._packed:
-            self._least_rows = least_rows or _measured(weight.dtype)
+            self._rule = rule or invariant_rows(weight.dtype) or ANY_ROWS
             weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         self._weight, self._bias = weight, bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._call is None:
+        if not self._packed:
             return F.linear(x, self._weight, self._bias)
-        rows = x.shape[0]
-        if rows >= self._least_rows or not rows:
-            return self._call(x, self._weight, self._bias, "none", [], "")
-        padded = x.new_zeros(self._least_rows, self.in_features)
-        padded[:rows] = x
-        return self._call(padded, self._weight, self._bias, "none", [], "")[:rows]
+        rows, rule = x.shape[0], self._rule
+        if rows and rows < rule.rows:
+            padded = x.new_zeros(rule.rows, self.in_features)
+            padded[:rows] = x
+            return self._product(padded)[:rows]
+        if not rule.exactly or rows <= rule.rows:
+            return self._product(x)
+        whole = rows - rows % rule.rows
+        tiles = [self._product(tile) for tile in x[:whole].split(rule.rows)]
+        return torch.cat([*tiles, self(x[whole:])] if whole < rows else tiles)
 
-
-def _measured(dtype: torch.dtype) -> int:
-    return least_rows(dtype) or 1
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise.default(x, self._weight, self._bias, "none", [], "")
