@@ -1,26 +1,19 @@
-"""The C++ kernels: compiled once per machine with the system's compiler, called through ctypes."""
+"""The C++ kernels, called through ctypes."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import logging
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
 
+from tierspec.compiled import CompilationFailed, compiled_library
 from tierspec.models.cache import BatchLayout, KVCache
-from tierspec.paths import cache_directory
 
 _SOURCE = Path(__file__).with_name("cpu.cpp")
-_FLAGS = ["-std=c++20", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
-_FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+_FLAGS = ("-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
@@ -38,47 +31,18 @@ _log = logging.getLogger(__name__)
 def native_library() -> ctypes.CDLL | None:
     """The compiled kernels, or None (with one warning) where there is no working C++ compiler.
 
-    The shared object is cached by source, flags, compiler and processor. It uses the OpenMP runtime that PyTorch has
-    already loaded, so that both share one pool of threads.
+    They use the OpenMP runtime that PyTorch has already loaded, so that both share one pool of threads.
     """
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
-    if compiler is None:
-        _log.warning("no C++ compiler found: the decoder falls back to plain PyTorch kernels, which are slower")
-        return None
     try:
-        library = ctypes.CDLL(str(_compiled(compiler)))
-        for name, arguments in _SIGNATURES.items():
-            for suffix in _SUFFIX.values():
-                function = getattr(library, f"tierspec_{name}_{suffix}")
-                function.argtypes, function.restype = arguments, None
-        return library
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        _log.warning("C++ kernels could not be built (%s): the decoder falls back to plain PyTorch", reason[:1])
+        library = compiled_library(_SOURCE, _FLAGS)
+    except CompilationFailed as error:
+        _log.warning("%s: the decoder falls back to plain PyTorch kernels, which are slower", error)
         return None
-
-
-def _compiled(compiler: str) -> Path:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    parts = (_SOURCE.read_text(), " ".join(_FLAGS), version, platform.processor(), _cpu_flags())
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    target = cache_directory() / "kernels" / f"cpu-{key}.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            built = Path(scratch) / "cpu.so"
-            command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(built)]
-            subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-            built.replace(target)
-    return target
-
-
-def _cpu_flags() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    for name, arguments in _SIGNATURES.items():
+        for suffix in _SUFFIX.values():
+            function = getattr(library, f"tierspec_{name}_{suffix}")
+            function.argtypes, function.restype = arguments, None
+    return library
 
 
 class NativeOps:
