@@ -30,6 +30,8 @@ from actors.placement import place_cell
 from tierspec.artifacts import run_directory
 from tierspec.config import Settings
 from tierspec.drafters.families import inspect_drafter
+from tierspec.drafters.payoff import CONFIG_FILE
+from tierspec.drafters.routing import LEARNED
 from tierspec.errors import ArtifactError, SettingError
 from tierspec.models.loading import resolve_source
 from tierspec.paths import user_path
@@ -70,6 +72,23 @@ def drafter_directory(settings: Settings) -> Path | None:
     raise ArtifactError(f"serve.drafter: {path} holds no drafter (no config.json)")
 
 
+def payoff_directory(settings: Settings) -> Path | None:
+    """Where the payoff predictor of a learned router is: `serve.payoff`, or the run's own; None: no router asks it.
+
+    Raises SettingError where one is asked for that does not exist.
+    """
+    draft, named = settings.draft, settings.serve.payoff
+    if draft.source != "auto" or draft.router not in LEARNED:
+        return None
+    path = run_directory(settings, "payoff") if named == "auto" else user_path(named or "", "serve.payoff")
+    if named and (path / CONFIG_FILE).is_file():
+        return path.resolve()
+    raise SettingError(
+        f"draft.router: '{draft.router}' needs a payoff predictor, and {path if named else 'serve.payoff'} holds none: "
+        "run jobs.payoff first"
+    )
+
+
 def check_endpoint(settings: Settings) -> None:
     """Everything that can be found wrong before anything is started. Fetches the target if it is not there yet.
 
@@ -84,6 +103,7 @@ def check_endpoint(settings: Settings) -> None:
     _check_port(settings.serve.host, settings.serve.port)
     _check_cpus(settings)
     drafter = drafter_directory(settings)
+    payoff_directory(settings)
     resolve_source(settings.target.source)
     if drafter is not None:
         inspect_drafter(drafter)
@@ -119,7 +139,9 @@ def build_application(settings: Settings) -> Application:
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
     )
     key = _api_key(settings)
-    cells = cell.bind(_found_anywhere(settings), None if drafter is None else str(drafter), placement)
+    payoff = payoff_directory(settings)
+    paths = [None if path is None else str(path) for path in (drafter, payoff)]
+    cells = cell.bind(_found_anywhere(settings), paths[0], placement, paths[1])
     return ingress.bind(cells, settings, None if key is None else key_digest(key))
 
 

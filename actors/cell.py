@@ -12,6 +12,7 @@ import uuid
 from collections.abc import AsyncIterator
 from concurrent.futures import wait
 from dataclasses import replace
+from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
 
@@ -29,11 +30,13 @@ from tierspec.decoding import (
     ChannelLost,
     DecodingStats,
     DraftOptions,
+    DraftSources,
     Engine,
     EngineLimits,
     Sequence,
     text_decoder,
 )
+from tierspec.drafters.payoff import load_payoff
 from tierspec.errors import SettingError
 from tierspec.models import PAGE_TOKENS
 from tierspec.models.chat import encode_chat
@@ -45,9 +48,16 @@ CLOSE_S = 10.0
 
 
 class Cell:
-    """The Serve deployment. `drafter_path` None: drafts come from the suffix cache alone."""
+    """The Serve deployment. `drafter_path` None: drafts come from the suffix cache alone. `payoff_path`: folder of the
+    payoff predictor, for the routers that are learned."""
 
-    def __init__(self, settings: Settings, drafter_path: str | None, placement: CellPlacement) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        drafter_path: str | None,
+        placement: CellPlacement,
+        payoff_path: str | None = None,
+    ) -> None:
         self._settings = settings
         self._placement = placement
         self._created = int(time.time())
@@ -73,8 +83,13 @@ class Cell:
             groups=decoding.groups,
             vocab_size=facts.vocab_size,
         )
+        predictor = None
+        if payoff_path is not None:
+            suffix = settings.draft.suffix.model_dump(mode="json")
+            predictor = load_payoff(Path(payoff_path), vocab_size=facts.vocab_size, suffix=suffix)
+        sources = DraftSources.from_settings(settings.draft, predictor)
         self._engine = Engine(
-            limits, drafter=facts.drafter, decode=text_decoder(self._tokenizer), eos_ids=facts.eos_ids
+            limits, drafter=facts.drafter, sources=sources, decode=text_decoder(self._tokenizer), eos_ids=facts.eos_ids
         )
         self._driver = AsyncDriver(self._engine, self._tiers.channels, restart=self._tiers.restart)
         self._driving = self._thread.run(self._driver.run())

@@ -3,7 +3,7 @@
 import runpy
 import sys
 
-JOBS = ("rollout", "train", "ablate", "evaluate", "calibrate", "serve", "demo")
+JOBS = ("rollout", "train", "payoff", "ablate", "evaluate", "calibrate", "serve", "demo")
 
 
 def main() -> None:

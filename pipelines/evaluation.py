@@ -11,10 +11,11 @@ from tierspec.artifacts import atomic_write_json, read_object, run_directory, sh
 from tierspec.config import Settings
 from tierspec.decoding import SamplingParams
 from tierspec.drafters import load_drafter
+from tierspec.drafters.payoff import WEIGHTS_FILE, PayoffPredictor, load_payoff
 from tierspec.errors import ArtifactError, SettingError
 from tierspec.evaluation.comparison import Trial, compare, differences, summarise
 from tierspec.evaluation.environment import describe_environment
-from tierspec.evaluation.methods import NEURAL, build_methods
+from tierspec.evaluation.methods import NEURAL, build_methods, needs_payoff
 from tierspec.evaluation.metrics import geomean
 from tierspec.evaluation.report import write_report
 from tierspec.evaluation.top2_gap import Top2Gap
@@ -62,7 +63,8 @@ def evaluate(
     }
     drafter = load_drafter(directory, target) if directory else None
     longest = max(len(ids) for encoded in sets.values() for _, ids in encoded) + chosen.max_new_tokens
-    methods = build_methods(chosen.methods, target, drafter, settings.draft, max_tokens=longest)
+    payoff = _load_payoff(settings, target)
+    methods = build_methods(chosen.methods, target, drafter, settings.draft, max_tokens=longest, payoff=payoff)
     sampling = SamplingParams(chosen.max_new_tokens, temperature=chosen.temperature, seed=settings.run.seed)
 
     trials: dict[str, list[Trial]] = {}
@@ -115,12 +117,34 @@ def _identity(settings: Settings) -> dict[str, Any]:
     prompts = read_prompts(settings.prompts.heldout, "prompts.heldout")
     content = "".join(f"{prompt.sample_id} {prompt.content_hash}\n" for prompt in prompts)
     drafter = drafter_directory(settings, _WITHOUT) / "model.safetensors" if _needs_drafter(settings) else None
+    payoff = payoff_directory(settings) / WEIGHTS_FILE if _needs_payoff(settings) else None
+    if payoff is not None and not payoff.is_file():
+        raise SettingError(f"{payoff.parent} holds no payoff predictor; run jobs.payoff first")
     groups = settings.model_dump(mode="json", include={"target", "draft", "evaluation"})
     return groups | {
         "run.seed": settings.run.seed,
         "prompts_sha256": hashlib.sha256(content.encode()).hexdigest(),
         "drafter_sha256": sha256_of(drafter) if drafter else None,
+        "payoff_sha256": sha256_of(payoff) if payoff else None,
     }
+
+
+def payoff_directory(settings: Settings) -> Path:
+    """Where the payoff predictor is: `serve.payoff` if it names a folder, else the run's own."""
+    named = settings.serve.payoff
+    return run_directory(settings, "payoff") if named in (None, "auto") else user_path(named, "serve.payoff")
+
+
+def _load_payoff(settings: Settings, target: Target) -> PayoffPredictor | None:
+    """None where no method asks it."""
+    if not _needs_payoff(settings):
+        return None
+    suffix = settings.draft.suffix.model_dump(mode="json")
+    return load_payoff(payoff_directory(settings), vocab_size=target.config.vocab_size, suffix=suffix)
+
+
+def _needs_payoff(settings: Settings) -> bool:
+    return any(needs_payoff(name, settings.draft) for name in settings.evaluation.methods)
 
 
 def _needs_drafter(settings: Settings) -> bool:

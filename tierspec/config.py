@@ -17,6 +17,7 @@ from tierspec.settings.calibration import CalibrationSettings
 from tierspec.settings.decoding import DecodingSettings, DraftSettings, SuffixSettings
 from tierspec.settings.file import Tree, apply_override, read_yaml, validate
 from tierspec.settings.group import Count, CountOrZero, Cpus, Gpus, Group, NodeResource, Threads
+from tierspec.settings.payoff import PayoffSettings
 from tierspec.settings.training import OBJECTIVES, DrafterSettings, ObjectiveSettings, TrainingSettings
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "DraftSettings",
     "DrafterSettings",
     "ObjectiveSettings",
+    "PayoffSettings",
     "Settings",
     "SuffixSettings",
     "TrainingSettings",
@@ -109,7 +111,20 @@ class RolloutSettings(Group):
     )
 
 
-Method = Literal["autoregressive", "suffix", "neural", "auto", "transformers", "transformers_prompt_lookup"]
+Method = Literal[
+    "autoregressive",
+    "suffix",
+    "neural",
+    "auto",
+    "hybrid_match",
+    "hybrid_score",
+    "hybrid_first",
+    "hvd_fixed",
+    "hvd_cost",
+    "oracle",
+    "transformers",
+    "transformers_prompt_lookup",
+]
 
 
 class EvaluationSettings(Group):
@@ -143,6 +158,11 @@ class ServeSettings(Group):
     api_key_env: str = Field("", description="environment variable with the API key; empty asks for none")
     drafter: str | None = Field(
         "auto", description="folder of the neural drafter; auto: the run's own where it exists; null: no neural drafter"
+    )
+    payoff: str | None = Field(
+        "auto",
+        description="folder of the payoff predictor, for the routers fixed and cost; auto: the run's own where it "
+        "exists; null: none",
     )
     request_timeout_s: float = Field(600.0, gt=0.0, description="longest life of a request in seconds")
     tier_timeout_s: float = Field(120.0, gt=0.0, description="a tier that has not answered a message by then is lost")
@@ -178,6 +198,7 @@ class Settings(Group):
     drafter: DrafterSettings = Field(DrafterSettings(), description="the neural drafter")
     training: TrainingSettings = Field(TrainingSettings(), description="drafter training")
     ablation: AblationSettings = Field(AblationSettings(), description="ways to train, compared")
+    payoff: PayoffSettings = Field(PayoffSettings(), description="training of the payoff predictor")
     draft: DraftSettings = Field(DraftSettings(), description="drafting while decoding")
     decoding: DecodingSettings = Field(DecodingSettings(), description="continuous batching")
     evaluation: EvaluationSettings = Field(EvaluationSettings(), description="measuring")

@@ -3,6 +3,7 @@ import pytest
 from tests.support.target_drafters import OracleDrafter
 from tierspec.decoding import DraftOptions, SamplingParams, generate
 from tierspec.drafters import load_drafter
+from tierspec.drafters.routing import RouterRule
 
 NEW_TOKENS = 32
 SAMPLINGS = {
@@ -24,7 +25,7 @@ def alone(target, prompts):
 @pytest.mark.parametrize("source", ["none", "suffix", "neural", "auto"])
 def test_batches_and_drafts_leave_the_text_as_it_is(target, drafter_path, prompts, alone, kind, source):
     drafter = load_drafter(drafter_path, target)
-    draft = DraftOptions(source=source, match_length=2)
+    draft = DraftOptions(source=source, rule=RouterRule("match", 2))
     answers = generate(target, prompts, drafter=drafter, sampling=SAMPLINGS[kind], draft=draft)
     assert [answer.token_ids for answer in answers] == alone[kind]
     assert (sum(answer.stats.drafted for answer in answers) > 0) is (source != "none")

@@ -1,6 +1,7 @@
 """Decoding: sequences, the round, the continuous-batching engine, its tiers and drivers, and `generate`."""
 
 from tierspec.decoding.detokenizer import text_decoder
+from tierspec.decoding.draft_sources import DraftSources
 from tierspec.decoding.drafter_tier import DrafterTier
 from tierspec.decoding.drivers import AsyncDriver, Channel, ChannelLost, EventStream, SynchronousDriver
 from tierspec.decoding.engine import Engine
@@ -32,6 +33,7 @@ __all__ = [
     "ChannelLost",
     "DecodingStats",
     "DraftOptions",
+    "DraftSources",
     "DrafterInfo",
     "DrafterTier",
     "Engine",

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 import torch
 
 from tierspec.decoding.detokenizer import Decode
+from tierspec.decoding.draft_sources import DraftSources
 from tierspec.decoding.event import Event
 from tierspec.decoding.limits import DrafterInfo, EngineLimits
 from tierspec.decoding.messages import (
@@ -49,6 +50,7 @@ class Engine:
         limits: EngineLimits,
         *,
         drafter: DrafterInfo | None = None,
+        sources: DraftSources | None = None,
         decode: Decode | None = None,
         eos_ids: Iterable[int] = (),
     ) -> None:
@@ -56,6 +58,7 @@ class Engine:
         self.limits = limits
         self.stats = DecodingStats()
         self._drafter_info = drafter
+        self._sources = sources or DraftSources()
         self._decode = decode
         self._eos_ids = frozenset(eos_ids)
         self._scheduler = Scheduler(limits, limits.groups if drafter else 1)
@@ -87,6 +90,7 @@ class Engine:
         load_policy(sequence.policy)
         if sequence.draft.source == "neural" and self._drafter_info is None:
             raise SettingError("draft.source: 'neural' needs a drafter, and none is loaded")
+        self._sources.check(sequence.draft)
         info = self._drafter_info
         if sequence.draft.min_survival and info is not None and not info.predicts_survival:
             raise SettingError("draft.min_survival: the drafter has no trained verification head; set it to 0")
@@ -126,7 +130,8 @@ class Engine:
 
     def plan(self) -> list[TierMessage]:
         """The messages that can go out now; at most one is out per tier."""
-        self._scheduler.admit()
+        for slot in self._scheduler.admit():
+            self._sources.open(slot)
         messages = []
         for group in sorted(self._scheduler.groups, key=lambda g: g.last_tick):
             if group.members and not group.busy:
@@ -144,14 +149,15 @@ class Engine:
         tier.settle()
         is_verifier = tier is self._verifier
         self.stats.verifier_calls += bool(is_verifier and reply.items)
+        slots = [self._running.get(item.sequence_id) for item in reply.items]
+        self._sources.note_seconds(reply, slots)
         seconds = reply.seconds / max(1, len(reply.items))
         events: list[Event] = []
         next_row = 0
-        for item in reply.items:
+        for item, slot in zip(reply.items, slots, strict=True):
             first_row = next_row
             if isinstance(item, Verified | Prefilled):
                 next_row += item.num_features
-            slot = self._running.get(item.sequence_id)
             if slot is None or slot.round_id != item.round_id:
                 continue
             slot.round_id = 0
@@ -181,9 +187,7 @@ class Engine:
 
     def _plan_group(self, group: Group) -> list[TierMessage]:
         members = group.members
-        for slot in members.values():
-            if slot.source is None:
-                self._choose_source(slot)
+        self._choose_sources([slot for slot in members.values() if slot.source is None], len(members))
         asking = [slot for slot in members.values() if slot.draft is None]
         if asking:
             return [self._propose(asking, group)] if self._drafter.idle else []
@@ -194,17 +198,22 @@ class Engine:
         items = self._verify(group)
         return [self._verifier.send(self._next_id(), items, group)] if items else []
 
-    def _choose_source(self, slot: Slot) -> None:
-        """Who drafts this round: the suffix cache (it has drafted then), the neural drafter (asked next), or nobody."""
-        limit = self._draft_limit(slot)
-        if not slot.up_to_date or limit < 1:
-            slot.decide("none", [])
-        elif slot.propose_from_suffix(limit):
-            return
-        elif self._features_wanted(slot) and slot.drafter_ready:
-            slot.source = "neural"
-        else:
-            slot.decide("none", [])
+    def _choose_sources(self, slots: list[Slot], batch: int) -> None:
+        """Who drafts this round: a suffix cache (it has drafted then), the neural drafter (asked next), or nobody."""
+        asking = []
+        for slot in slots:
+            limit = self._draft_limit(slot)
+            if not slot.up_to_date or limit < 1:
+                slot.decide("none", [])
+            else:
+                ready = self._features_wanted(slot) and slot.drafter_ready
+                asking.append((slot, limit, self._neural_limit(slot) if ready else 0))
+        self._sources.choose(asking, batch)
+
+    def _neural_limit(self, slot: Slot) -> int:
+        assert self._drafter_info is not None
+        most = self._drafter_info.max_draft_tokens
+        return min(most, self._draft_limit(slot), slot.sequence.draft.max_tokens)
 
     def _draft_limit(self, slot: Slot) -> int:
         """Draft tokens that the limits leave, the target's own choice behind them counted."""
@@ -214,10 +223,8 @@ class Engine:
         return min(sequence.room, self.limits.max_context - len(sequence))
 
     def _propose(self, asking: list[Slot], group: Group) -> TierMessage:
-        assert self._drafter_info is not None
         pieces = [piece for slot in asking for piece in slot.rows.waiting]
-        most = self._drafter_info.max_draft_tokens
-        items: list[Item] = [slot.propose(self._next_id(), min(most, self._draft_limit(slot))) for slot in asking]
+        items: list[Item] = [slot.propose(self._next_id(), self._neural_limit(slot)) for slot in asking]
         features = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return self._drafter.send(self._next_id(), items, group, features)
 
@@ -259,12 +266,14 @@ class Engine:
         if slot.up_to_date:
             cut_in_draft = cut.num_consumed <= item.accepted
             sequence.stats.record_round(source, len(draft), accepted, len(token_ids), cut_in_draft)
+            self._sources.note_round(slot, source, accepted)
         else:
             source = "prefill"
             sequence.stats.tokens_by_source[source] += len(token_ids)
         slot.held = len(sequence) + item.accepted
         sequence.commit(token_ids)
         if cut.finish_reason is not None:
+            self._sources.note_output(slot)
             self._finish(slot, cut.finish_reason)
         else:
             slot.reopen()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from tierspec.decoding.detokenizer import text_decoder
+from tierspec.decoding.draft_sources import DraftSources
 from tierspec.decoding.drafter_tier import DrafterTier
 from tierspec.decoding.drivers import SynchronousDriver
 from tierspec.decoding.engine import Engine
@@ -55,13 +56,15 @@ class LocalCell:
         target: Target,
         *,
         drafter: Drafter | None = None,
+        sources: DraftSources | None = None,
         max_running: int = 64,
         token_budget: int | None = None,
         prefill_tokens: int = _PREFILL_TOKENS,
         max_context: int | None = None,
     ) -> None:
         """`max_running` sequences at once; `token_budget` tokens of KV cache, by default 1,024 per running sequence
-        and one whole context at least; `prefill_tokens` rows per tick; `max_context` if less than the model's.
+        and one whole context at least; `prefill_tokens` rows per tick; `max_context` if less than the model's;
+        `sources`: a payoff predictor or a cache of past outputs for the router.
 
         Raises SettingError if a size is out of range.
         """
@@ -78,6 +81,7 @@ class LocalCell:
                 max_running, budget, prefill_tokens, _MAX_DRAFT_TOKENS, context, vocab_size=target.config.vocab_size
             ),
             drafter=DrafterInfo.of(drafter) if drafter else None,
+            sources=sources,
             decode=self._decode,
             eos_ids=target.eos_ids,
         )

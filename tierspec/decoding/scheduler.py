@@ -64,17 +64,21 @@ class Scheduler:
                 return sequence
         return None
 
-    def admit(self) -> None:
-        """Moves sequences from the queue to the smallest group while slots and pages for their tokens are free."""
+    def admit(self) -> list[Slot]:
+        """Moves sequences from the queue to the smallest group while slots and pages for their tokens are free; returns
+        their slots."""
+        admitted: list[Slot] = []
         while self.waiting and len(self.running) < self._limits.max_running:
             pages = self._limits.pages(len(self.waiting[0]))
             if self._used_pages + pages > self._total_pages:
-                return
+                break
             sequence = self.waiting.popleft()
             group = min(self.groups, key=lambda g: len(g.members))
             slot = Slot(sequence, group.members, pages)
             self._used_pages += pages
             self.running[sequence.id] = group.members[sequence.id] = slot
+            admitted.append(slot)
+        return admitted
 
     def remove(self, slot: Slot) -> None:
         """Takes a running sequence out."""

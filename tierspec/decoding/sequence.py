@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from tierspec.config import DraftSettings, SuffixSettings
 from tierspec.decoding.prefix_hash import PrefixHash
 from tierspec.decoding.stats import DecodingStats
 from tierspec.decoding.stopping import OutputEnd
+from tierspec.drafters.routing import RouterName, RouterRule
 from tierspec.errors import SettingError
 from tierspec.sampling import SamplingParams, draw_seed
 
@@ -22,20 +23,21 @@ _DEFAULTS = DraftSettings()
 class DraftOptions:
     """Where a sequence's drafts come from.
 
-    `auto` takes the suffix cache's draft where at least `match_length` tokens matched, else the neural drafter's
-    (TensorRT-LLM's rule). `max_tokens` is the neural drafter's limit, `suffix.max_tokens` the cache's. `min_survival`
-    is the least predicted probability of survival with which the neural drafter goes on.
+    `auto` lets the router choose between the suffix cache and the neural drafter by its `rule`. `max_tokens` is the
+    neural drafter's limit, `suffix.max_tokens` the cache's. `min_survival` is the least predicted probability of
+    survival with which the neural drafter goes on.
     """
 
     source: DraftSourceName = "auto"
     max_tokens: int = _DEFAULTS.max_tokens
-    match_length: int = _DEFAULTS.match_length
+    rule: RouterRule = field(default_factory=RouterRule)
     suffix: SuffixSettings = _DEFAULTS.suffix
     min_survival: float = _DEFAULTS.min_survival
 
     @classmethod
     def from_settings(cls, settings: DraftSettings) -> DraftOptions:
-        return cls(settings.source, settings.max_tokens, settings.match_length, settings.suffix, settings.min_survival)
+        rule = RouterRule(settings.router, settings.match_length, settings.min_score, settings.min_payoff)
+        return cls(settings.source, settings.max_tokens, rule, settings.suffix, settings.min_survival)
 
     def validate(self) -> None:
         """Raises SettingError naming the field that is out of range."""
@@ -43,9 +45,11 @@ class DraftOptions:
             raise SettingError(f"draft.source: must be one of auto, suffix, neural, none, not {self.source!r}")
         least = (
             ("max_tokens", self.max_tokens, 1),
-            ("match_length", self.match_length, 1),
+            ("match_length", self.rule.match_length, 1),
             ("suffix.max_depth", self.suffix.max_depth, 2),
         )
+        if self.rule.name not in (known := get_args(RouterName)):
+            raise SettingError(f"draft.router: must be one of {', '.join(known)}, not {self.rule.name!r}")
         for name, value, minimum in least:
             if value < minimum:
                 raise SettingError(f"draft.{name}: must be at least {minimum}, not {value}")

@@ -6,6 +6,8 @@ import torch
 
 from tierspec.decoding.messages import Prefill, Propose, Verify
 from tierspec.decoding.sequence import Sequence
+from tierspec.drafters.payoff import History
+from tierspec.drafters.routing import AcceptedEstimate
 from tierspec.drafters.suffix import SuffixCache
 
 
@@ -46,9 +48,22 @@ class Slot:
 
     `draft` is None until the round's draft is there; `source` says who writes it (None: not decided). `round_id` is the
     item that a tier is answering, 0 if none is. `pages` are reserved for it; `peers` are its group, itself included.
+    `history` and `accepted` are what the router knows of its past rounds.
     """
 
-    __slots__ = ("draft", "held", "pages", "peers", "round_id", "rows", "sequence", "source", "suffix")
+    __slots__ = (
+        "accepted",
+        "draft",
+        "held",
+        "history",
+        "pages",
+        "peers",
+        "round_id",
+        "rows",
+        "sequence",
+        "source",
+        "suffix",
+    )
 
     def __init__(self, sequence: Sequence, peers: dict[str, Slot], pages: int) -> None:
         self.sequence = sequence
@@ -59,6 +74,8 @@ class Slot:
         self.round_id = 0
         self.draft: list[int] | None = None
         self.source: str | None = None
+        self.history = History()
+        self.accepted: AcceptedEstimate | None = None  # set by the engine's draft sources
         self.suffix: SuffixCache | None = None
         if sequence.draft.source in ("auto", "suffix"):
             self.suffix = SuffixCache(sequence.draft.suffix.max_depth)
@@ -86,19 +103,6 @@ class Slot:
         """Forgets this round's draft."""
         self.source = self.draft = None
 
-    def propose_from_suffix(self, limit: int) -> bool:
-        """Decides for the suffix cache's draft of at most `limit` tokens, if it has one that may be used."""
-        if self.suffix is None:
-            return False
-        options = self.sequence.draft
-        s = options.suffix
-        proposal = self.suffix.propose(min(limit, s.max_tokens), s.min_probability, s.factor, s.offset)
-        usable = options.source == "suffix" or proposal.match_len >= options.match_length
-        if not proposal.tokens or not usable:
-            return False
-        self.decide("suffix", list(proposal.tokens))
-        return True
-
     def propose(self, round_id: int, limit: int) -> Propose:
         """Asks the drafter for at most `limit` tokens behind the rows that wait."""
         sequence, held = self.sequence, self.rows.held
@@ -110,7 +114,7 @@ class Slot:
             base=held,
             prefix_hash=sequence.prefix_hash(held + 1),
             token_ids=sequence.token_ids[held + 1 :],
-            max_tokens=min(limit, sequence.draft.max_tokens),
+            max_tokens=limit,
             sampling=sequence.row_sampling,
             min_survival=sequence.draft.min_survival,
         )

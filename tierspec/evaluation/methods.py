@@ -9,15 +9,30 @@ from typing import Any
 import torch
 
 from tierspec.config import DraftSettings
-from tierspec.decoding import DecodingStats, DraftOptions, LocalCell, SamplingParams
+from tierspec.decoding import DecodingStats, DraftOptions, DraftSources, LocalCell, SamplingParams
 from tierspec.drafters import Drafter
+from tierspec.drafters.payoff import PayoffPredictor, true_payoff
+from tierspec.drafters.routing import LEARNED, Candidate
 from tierspec.errors import SettingError
 from tierspec.models import PAGE_TOKENS, Target
 from tierspec.sampling import RowSampling
 
 PROMPT_LOOKUP_TOKENS = 10
-DRAFT_SOURCES = {"autoregressive": "none", "suffix": "suffix", "neural": "neural", "auto": "auto"}
-NEURAL = frozenset({"neural", "auto"})
+OURS: dict[str, dict[str, str]] = {
+    "autoregressive": {"source": "none"},
+    "suffix": {"source": "suffix"},
+    "neural": {"source": "neural"},
+    "auto": {"source": "auto"},
+    "hybrid_match": {"source": "auto", "router": "match"},
+    "hybrid_score": {"source": "auto", "router": "score"},
+    "hybrid_first": {"source": "auto", "router": "first"},
+    "hvd_fixed": {"source": "auto", "router": "fixed"},
+    "hvd_cost": {"source": "auto", "router": "cost"},
+    "oracle": {"source": "auto", "router": "cost"},
+}
+"""Our methods, by what they change of the settings of drafting."""
+NEURAL = frozenset(OURS) - {"autoregressive", "suffix"}
+PAYOFF = frozenset({"hvd_fixed", "hvd_cost"})
 
 
 @dataclass(frozen=True)
@@ -39,23 +54,36 @@ class Method:
 
 
 def build_methods(
-    names: Sequence[str], target: Target, drafter: Drafter | None, draft: DraftSettings, *, max_tokens: int
+    names: Sequence[str],
+    target: Target,
+    drafter: Drafter | None,
+    draft: DraftSettings,
+    *,
+    max_tokens: int,
+    payoff: PayoffPredictor | None = None,
 ) -> list[Method]:
     """The named methods over one target, for sequences of up to `max_tokens` tokens, prompt included.
 
     transformers' model is loaded when it is first used, once for all methods. `neural` is reported by the family of
-    the drafter, `auto` as suffix_or_neural.
+    the drafter, `auto` as suffix_or_neural. `oracle` is hvd_cost with the true payoff of every suffix draft in place of
+    the predicted one; it looks the answer up before its time is taken.
 
     Raises:
-        SettingError: an unknown method, or one that needs a neural drafter where there is none.
+        SettingError: an unknown method, or one that needs a neural drafter or a payoff predictor where there is none.
     """
     reference = ReferenceModel(target)
     methods = []
     for name in names:
         if name in NEURAL and drafter is None:
             raise SettingError(f"evaluation.methods: {name} needs a trained drafter, and there is none")
-        if name in DRAFT_SOURCES:
-            methods.append(_ours(name, target, drafter if name in NEURAL else None, draft, max_tokens))
+        if needs_payoff(name, draft) and payoff is None:
+            raise SettingError(f"evaluation.methods: {name} needs a payoff predictor, and there is none")
+        if name in OURS:
+            kind = _OracleRun if name == "oracle" else _Run
+            chosen = draft.model_copy(update=OURS[name])
+            reported = {"auto": "suffix_or_neural", "neural": drafter.family if drafter else name}
+            run = kind(target, drafter if name in NEURAL else None, chosen, max_tokens, payoff)
+            methods.append(Method(reported.get(name, name), run))
         elif name == "transformers":
             methods.append(Method(name, reference.generate))
         elif name == "transformers_prompt_lookup":
@@ -65,18 +93,51 @@ def build_methods(
     return methods
 
 
-def _ours(name: str, target: Target, drafter: Drafter | None, draft: DraftSettings, max_tokens: int) -> Method:
-    options = DraftOptions.from_settings(draft.model_copy(update={"source": DRAFT_SOURCES[name]}))
-    budget = max_tokens + options.max_tokens + options.suffix.max_tokens + PAGE_TOKENS
-    cell = LocalCell(target, drafter=drafter, max_running=1, token_budget=budget)
+def needs_payoff(name: str, draft: DraftSettings) -> bool:
+    """Whether the method asks a payoff predictor."""
+    return name in PAYOFF or (name == "auto" and draft.router in LEARNED)
 
-    def run(prompt_ids: Sequence[int], sampling: SamplingParams) -> Answer:
+
+class _Run:
+    """A cell of our own runtime with one way to draft."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        draft: DraftSettings,
+        max_tokens: int,
+        payoff: PayoffPredictor | None,
+    ) -> None:
+        self._options = DraftOptions.from_settings(draft)
+        self._sources = DraftSources.from_settings(draft, payoff)
+        budget = max_tokens + self._options.max_tokens + self._options.suffix.max_tokens + PAGE_TOKENS
+        self._cell = LocalCell(target, drafter=drafter, sources=self._sources, max_running=1, token_budget=budget)
+
+    def __call__(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Answer:
         start = time.perf_counter()
-        (answer,) = cell.generate([prompt_ids], sampling, draft=options)
+        (answer,) = self._cell.generate([prompt_ids], sampling, draft=self._options)
         return Answer(answer.token_ids, time.perf_counter() - start, answer.stats)
 
-    reported = {"auto": "suffix_or_neural", "neural": drafter.family if drafter else name}
-    return Method(reported.get(name, name), run)
+
+class _OracleRun(_Run):
+    """The same, told beforehand what will be written."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._truth: list[int] = []
+        self._known: tuple[Any, ...] = ()
+        self._sources.payoff = self
+
+    def __call__(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Answer:
+        if (key := (tuple(prompt_ids), sampling)) != self._known:
+            (plain,) = self._cell.generate([prompt_ids], sampling, draft=DraftOptions("none"))
+            self._truth, self._known = [*prompt_ids, *plain.token_ids], key
+        return super().__call__(prompt_ids, sampling)
+
+    def estimate(self, candidates: Sequence[Candidate]) -> Sequence[float]:
+        """The true payoffs."""
+        return [true_payoff(c.proposal.tokens, self._truth[len(c.token_ids) :]) for c in candidates]
 
 
 class ReferenceModel:

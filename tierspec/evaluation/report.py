@@ -15,6 +15,12 @@ METHOD_LABELS = {
     "eagle3": "EAGLE-3",
     "dflash": "DFlash",
     "suffix_or_neural": "suffix or neural",
+    "hybrid_match": "rule: match",
+    "hybrid_score": "rule: score",
+    "hybrid_first": "rule: suffix first",
+    "hvd_fixed": "HVD fixed",
+    "hvd_cost": "HVD cost",
+    "oracle": "oracle",
     "transformers": "transformers",
     "transformers_prompt_lookup": "transformers, prompt lookup",
 }

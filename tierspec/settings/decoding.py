@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tierspec.settings.group import Count, Fraction, Group
+from tierspec.settings.group import Count, CountOrZero, Fraction, Group
 
 
 class SuffixSettings(Group):
@@ -19,7 +19,13 @@ class SuffixSettings(Group):
 
 class DraftSettings(Group):
     source: Literal["auto", "suffix", "neural", "none"] = Field(
-        "auto", description="auto: the suffix cache where its match is long enough, else the neural drafter"
+        "auto", description="auto: the suffix cache or the neural drafter, as the router chooses"
+    )
+    router: Literal["match", "score", "first", "fixed", "cost"] = Field(
+        "match",
+        description="auto takes the suffix cache: match: where match_length tokens matched; score: where its score "
+        "reaches min_score; first: wherever it has a draft; fixed: where the predicted payoff reaches min_payoff; "
+        "cost: where that promises most tokens per second here",
     )
     max_tokens: int = Field(3, ge=1, le=64, description="tokens the neural drafter proposes per round")
     min_survival: Fraction = Field(
@@ -27,7 +33,12 @@ class DraftSettings(Group):
         description="the neural drafter stops before a token that its verification head gives a lower probability to "
         "survive; 0: never",
     )
-    match_length: Count = Field(4, description="shortest suffix match that auto prefers to the neural drafter")
+    match_length: Count = Field(4, description="shortest suffix match that the router match takes")
+    min_score: float = Field(3.0, ge=0.0, description="lowest score of a suffix draft that the router score takes")
+    min_payoff: float = Field(6.0, ge=0.0, description="lowest predicted accepted length that the router fixed takes")
+    shared_tokens: CountOrZero = Field(
+        0, description="tokens of past outputs that suffix drafts may copy from, the oldest forgotten first; 0: none"
+    )
     suffix: SuffixSettings = Field(SuffixSettings(), description="suffix cache")
 
     @model_validator(mode="after")

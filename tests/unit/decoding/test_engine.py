@@ -14,18 +14,23 @@ from tierspec.config import SuffixSettings
 from tierspec.decoding import (
     DrafterInfo,
     DraftOptions,
+    DraftSources,
     Engine,
     EngineLimits,
     SamplingParams,
     Sequence,
     SynchronousDriver,
 )
+from tierspec.drafters.routing import RouterRule
+from tierspec.drafters.suffix import SharedSuffixCache
 from tierspec.errors import SettingError
 
 MODEL = ToyModel()
 PAGE = 4
 MAX_CONTEXT = 48
 DRAFTER_TOKENS = 4
+SOURCES = ("suffix", "neural", "none")
+ROUTERS = ("match", "score", "first", "fixed", "cost")
 
 
 def limits(**changes):
@@ -41,6 +46,13 @@ def limits(**changes):
     return EngineLimits(**{**values, **changes})
 
 
+class SomePayoff:
+    """Estimates that are right now and then."""
+
+    def estimate(self, candidates):
+        return [(len(c.token_ids) * 7) % (len(c.proposal.tokens) + 1) for c in candidates]
+
+
 @dataclass
 class House:
     """An engine and toy tiers, and what came out of it."""
@@ -53,7 +65,8 @@ class House:
 
     def __post_init__(self):
         info = DrafterInfo("toy", DRAFTER_TOKENS) if self.with_drafter else None
-        self.engine = Engine(self.limits, drafter=info, decode=decode, eos_ids=[0])
+        sources = DraftSources(SomePayoff(), SharedSuffixCache(40, max_depth=8))
+        self.engine = Engine(self.limits, drafter=info, sources=sources, decode=decode, eos_ids=[0])
         self.tiers = {"verifier": self.new_tier("verifier"), "drafter": self.new_tier("drafter")}
 
     def new_tier(self, name):
@@ -126,7 +139,7 @@ def random_draft(rng):
     return DraftOptions(
         source=rng.choice(["auto", "auto", "suffix", "neural", "neural", "none"]),
         max_tokens=rng.randint(1, 5),
-        match_length=rng.randint(1, 3),
+        rule=RouterRule(rng.choice(ROUTERS), rng.randint(1, 3), rng.choice([0.5, 2.0]), rng.choice([0.5, 2.0])),
         suffix=SuffixSettings(factor=rng.choice([1.0, 4.0]), max_tokens=rng.randint(1, 8)),
     )
 
@@ -194,11 +207,12 @@ def test_every_draft_source_and_batch_gives_the_same(seed):
     rng = random.Random(seed)
     prompt_ids, sampling = random_prompt(rng), random_sampling(rng)
     outputs = set()
-    for source in ("auto", "suffix", "neural", "none"):
+    for source, router in [*(("auto", router) for router in ROUTERS), *((s, "match") for s in SOURCES)]:
+        options = DraftOptions(source, rule=RouterRule(router, match_length=1))
         for copies in (1, 3):
             house = House(limits(token_budget=64 * PAGE))
             for copy in range(copies):
-                house.add(sequence(f"s{copy}", prompt_ids, sampling, DraftOptions(source=source, match_length=1)))
+                house.add(sequence(f"s{copy}", prompt_ids, sampling, options))
             house.run()
             house.check()
             stats, verifier = house.engine.stats, house.tiers["verifier"]
@@ -318,7 +332,7 @@ def test_a_forgetful_drafter_starts_cold_with_the_rows_that_wait():
 
 def test_the_drafter_catches_up_on_all_rows_at_once():
     house = House(limits(max_running=1, max_context=200, token_budget=64 * PAGE))
-    options = DraftOptions(source="auto", match_length=2)
+    options = DraftOptions("auto", rule=RouterRule("match", match_length=2))
     house.add(sequence("s", [1, 2, 3, 4, 5, 1, 2], SamplingParams(max_new_tokens=60, ignore_eos=True), options))
     house.run()
     house.check()

@@ -13,6 +13,7 @@ from tierspec.config import SuffixSettings
 from tierspec.decoding import DraftOptions, LocalCell, SamplingParams, generate
 from tierspec.decoding.scheduler import Scheduler
 from tierspec.drafters import UnknownPrefix, load_drafter
+from tierspec.drafters.routing import RouterRule
 from tierspec.errors import SettingError
 from tierspec.models import Step
 from tierspec.verification import target_choice
@@ -125,7 +126,7 @@ def drafter(tiny_target, expected):
 @pytest.mark.parametrize("source", ["none", "suffix", "neural", "auto"])
 @pytest.mark.parametrize("max_running", [1, 5])
 def test_the_answer_is_that_of_the_naive_loop(tiny_target, expected, drafter, source, max_running):
-    options = DraftOptions(source, max_tokens=4, match_length=2, suffix=SuffixSettings(factor=4.0))
+    options = DraftOptions(source, max_tokens=4, rule=RouterRule("match", 2), suffix=SuffixSettings(factor=4.0))
     neural = drafter if source in ("neural", "auto") else None
     answers = generate(tiny_target, PROMPTS, drafter=neural, sampling=SAMPLINGS, draft=options, max_running=max_running)
     assert [(a.token_ids, a.finish_reason) for a in answers] == expected
