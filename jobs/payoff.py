@@ -34,7 +34,7 @@ def render(metrics: dict[str, Any]) -> str:
         found = metrics[key]
         shares = [number(found[column]) for column in ("pays", "chosen", "precision", "recall")]
         rows.append((name, str(found["rows"]), *shares))
-    deciles = [("decile of the prediction", "predicted", "payoff")]
+    deciles: list[tuple[str, ...]] = [("decile of the prediction", "predicted", "payoff")]
     for index, (predicted, payoff) in enumerate(metrics["learned_history"]["calibration"], start=1):
         deciles.append((str(index), number(predicted), number(payoff)))
     return f"{aligned(rows)}\n\n{aligned(deciles)}"

@@ -169,7 +169,7 @@ def _is_test(requests: NDArray[np.str_], settings: Settings) -> NDArray[np.bool_
     salt = f"{settings.run.seed}/"
     shares = [int.from_bytes(hashlib.sha256((salt + name).encode()).digest()[:4], "big") / 2**32 for name in names]
     drawn: NDArray[np.bool_] = np.array([share < settings.payoff.test_share for share in shares], dtype=np.bool_)
-    return cast(NDArray[np.bool_], drawn[index])
+    return drawn[index]
 
 
 def _measured(predictor: PayoffPredictor, rows: ReplayRows, threshold: float) -> dict[str, Any]:

@@ -30,11 +30,10 @@ def fit_payoff(rows: ReplayRows, settings: PayoffSettings, *, seed: int) -> dict
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         width = features.shape[1]
-        model = nn.Sequential(
-            nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1)
-        )
+        layers = [nn.Linear(width, HIDDEN), nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, 1)]
+    model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
     with torch.no_grad():
-        model[-1].bias.fill_(payoff.mean())
+        layers[2].bias.fill_(payoff.mean())
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     batch = min(settings.batch_size, max(_LEAST_BATCH, len(rows) // _LEAST_STEPS))
     for _ in range(settings.epochs):
@@ -44,7 +43,7 @@ def fit_payoff(rows: ReplayRows, settings: PayoffSettings, *, seed: int) -> dict
             loss.backward()
             optimizer.step()
     learned = {"mean": mean, "std": std}
-    for name, layer in zip(("hidden1", "hidden2", "output"), (model[0], model[2], model[4]), strict=True):
+    for name, layer in zip(("hidden1", "hidden2", "output"), layers, strict=True):
         learned |= {f"{name}.weight": layer.weight.detach(), f"{name}.bias": layer.bias.detach()}
     return {name: value.numpy().copy() for name, value in learned.items()}
 
