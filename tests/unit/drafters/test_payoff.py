@@ -15,7 +15,7 @@ SUFFIX = {"max_depth": 64, "factor": 1.0}
 
 def predictor(seed: int = 0) -> PayoffPredictor:
     random = np.random.default_rng(seed)
-    parameters = {n: random.normal(size=s).astype(np.float32) for n, s in parameter_shapes().items()}
+    parameters = {n: random.normal(scale=0.2, size=s).astype(np.float32) for n, s in parameter_shapes().items()}
     parameters["std"] = np.abs(parameters["std"]) + 0.5
     return PayoffPredictor(parameters, token_classes(TEXTS), "here", SUFFIX)
 
