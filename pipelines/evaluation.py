@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.prompts import Prompt, read_prompts, spread
 from tierspec.artifacts import atomic_write_json, read_object, run_directory, sha256_of
 from tierspec.config import Settings
-from tierspec.decoding import SamplingParams
+from tierspec.decoding import LocalCell, SamplingParams
 from tierspec.drafters import load_drafter
 from tierspec.drafters.payoff import WEIGHTS_FILE, PayoffPredictor, load_payoff
 from tierspec.errors import ArtifactError, SettingError
@@ -37,9 +37,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measures `evaluation.methods` on `prompts.heldout` and writes report.json, report.html and result.json.
 
-    A prompt set is what shares a `source`: a file, unless its rows say otherwise. Of a conversation the first turn is
-    asked. Prompts by which the drafter's checkpoint was chosen are left out if others remain. When `stop` says so, the
-    report covers the prompts so far and there is no result.json.
+    A prompt set is what shares a `source`: a file, unless its rows say otherwise. Of a conversation one turn is asked
+    (`evaluation.turn`). Prompts by which the drafter's checkpoint was chosen are left out if others remain. When `stop`
+    says so, the report covers the prompts so far and there is no result.json.
 
     Returns:
         The report (the content of report.json).
@@ -57,9 +57,9 @@ def evaluate(
     wanted = settings.target
     target = load_target(wanted.source, dtype=wanted.dtype, device=wanted.device, numerics=wanted.numerics)
     length = ("evaluation.max_new_tokens", chosen.max_new_tokens)
+    encode = encode_first_turns if chosen.turn == "first" else encode_last_turns
     sets = {
-        name: encode_first_turns(part, target, settings, *length)
-        for name, part in prompt_sets(prompts, chosen.prompts).items()
+        name: encode(part, target, settings, *length) for name, part in prompt_sets(prompts, chosen.prompts).items()
     }
     drafter = load_drafter(directory, target) if directory else None
     longest = max(len(ids) for encoded in sets.values() for _, ids in encoded) + chosen.max_new_tokens
@@ -182,18 +182,56 @@ def encode_first_turns(
     Raises:
         SettingError: a prompt that does not fit the context with its answer.
     """
+    return [
+        (prompt.sample_id, _encode(prompt, _opening(prompt), target, settings, limit, max_new_tokens))
+        for prompt in prompts
+    ]
+
+
+def encode_last_turns(
+    prompts: list[Prompt], target: Target, settings: Settings, limit: str, max_new_tokens: int
+) -> list[Encoded]:
+    """The same of the last turns, after the target's own answers to the turns before, each of up to `max_new_tokens`.
+
+    Raises:
+        SettingError: see `encode_first_turns`.
+    """
+    cell = LocalCell(target, max_running=8)
+    sampling = SamplingParams(max_new_tokens, temperature=settings.evaluation.temperature, seed=settings.run.seed)
+    talks = {prompt.sample_id: _opening(prompt) for prompt in prompts}
+    for turn in range(1, max((len(prompt.turns) for prompt in prompts), default=0)):
+        going = [prompt for prompt in prompts if len(prompt.turns) > turn]
+        asked = [_encode(p, talks[p.sample_id], target, settings, limit, max_new_tokens) for p in going]
+        for prompt, answer in zip(going, cell.generate(asked, sampling), strict=True):
+            said = [{"role": "assistant", "content": answer.text}, {"role": "user", "content": prompt.turns[turn]}]
+            talks[prompt.sample_id] += said
+    return [
+        (prompt.sample_id, _encode(prompt, talks[prompt.sample_id], target, settings, limit, max_new_tokens))
+        for prompt in prompts
+    ]
+
+
+def _opening(prompt: Prompt) -> list[dict[str, str]]:
+    system = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    return [*system, {"role": "user", "content": prompt.turns[0]}]
+
+
+def _encode(
+    prompt: Prompt,
+    messages: list[dict[str, str]],
+    target: Target,
+    settings: Settings,
+    limit: str,
+    max_new_tokens: int,
+) -> list[int]:
     context = min(settings.target.max_context or target.config.max_context, target.config.max_context)
-    encoded = []
-    for prompt in prompts:
-        messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
-        ids = target.encode_chat([*messages, {"role": "user", "content": prompt.turns[0]}])
-        if len(ids) + max_new_tokens > context:
-            raise SettingError(
-                f"prompts.heldout: {prompt.sample_id} of {prompt.source} has {len(ids)} tokens, more than the context "
-                f"of {context} holds together with {limit} = {max_new_tokens}"
-            )
-        encoded.append((prompt.sample_id, ids))
-    return encoded
+    ids = target.encode_chat(messages)
+    if len(ids) + max_new_tokens > context:
+        raise SettingError(
+            f"prompts.heldout: {prompt.sample_id} of {prompt.source} has {len(ids)} tokens, more than the context "
+            f"of {context} holds together with {limit} = {max_new_tokens}"
+        )
+    return ids
 
 
 def _report(

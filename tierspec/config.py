@@ -75,7 +75,8 @@ class PromptSettings(Group):
     heldout: tuple[str, ...] = Field(
         ("builtin:heldout",),
         min_length=1,
-        description="prompt sets that never train: builtin:heldout, builtin:new_kinds (other kinds of prompts), files",
+        description="prompt sets that never train: builtin:heldout, builtin:new_kinds (other kinds of prompts), files; "
+        "with structure to copy: builtin:edits, edits_in_turns, function_calls, function_calls_in_turns, human_eval",
     )
     self_written: CountOrZero = Field(0, description="user turns the target writes itself, added to the training set")
     follow_ups: CountOrZero = Field(
@@ -131,6 +132,9 @@ class EvaluationSettings(Group):
     max_new_tokens: Count = Field(128, description="longest answer in tokens")
     prompts: CountOrZero = Field(0, description="prompts per held-out set; 0 takes all")
     repeats: Count = Field(3, description="timed runs per prompt and method; the median counts")
+    turn: Literal["first", "last"] = Field(
+        "first", description="turn of a conversation that is asked; before the last the target answers the others"
+    )
     methods: tuple[Method, ...] = Field(
         ("autoregressive", "suffix", "neural", "auto", "transformers", "transformers_prompt_lookup"),
         description="methods measured side by side",

@@ -10,12 +10,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.prompts.edits import GENERATED
 from pipelines.prompts.hub import PREFIX, hub_rows
+from pipelines.prompts.packaged import PACKAGED
 from pipelines.prompts.prompt import Prompt, parse_row
 from tierspec.errors import SettingError
 from tierspec.paths import user_path
 
-BUILTIN = ("train", "heldout", "new_kinds")
+FILES = ("train", "heldout", "new_kinds")
+BUILTIN = (*FILES, *GENERATED, *PACKAGED)
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
@@ -68,6 +71,10 @@ def _paths(entry: str, setting: str) -> list[Path]:
 def _read_entry(entry: str, setting: str) -> list[Prompt]:
     if entry.startswith(PREFIX):
         sources = {entry: (entry.removeprefix(PREFIX).partition(":")[0], hub_rows(entry, setting))}
+    elif (name := entry.removeprefix("builtin:")) in GENERATED and name != entry:
+        sources = {entry: (name, GENERATED[name]())}
+    elif name in PACKAGED and name != entry:
+        sources = {entry: (name, PACKAGED[name](setting))}
     else:
         sources = {str(path): (path.stem, _rows(path)) for path in _paths(entry, setting)}
     prompts: list[Prompt] = []

@@ -51,3 +51,16 @@ def test_a_prompt_beyond_the_context_is_named(arguments, tmp_path, capsys):
     long.write_text(json.dumps({"id": "too-long", "prompt": "word " * 3000}) + "\n")
     assert execute("evaluate", evaluate.main, [*arguments, f"prompts.heldout=['{long}']"]) == 2
     assert "prompts.heldout: too-long of long has" in capsys.readouterr().err
+
+
+def test_the_last_turn_is_asked_after_the_targets_own_answers(arguments, tmp_path, capsys):
+    talks = tmp_path / "talks.jsonl"
+    talks.write_text("".join(json.dumps({"id": str(i), "turns": ["one"] * (i + 1)}) + "\n" for i in range(3)))
+    asked = [*arguments, f"prompts.heldout=['{talks}']", "evaluation.methods=[autoregressive, suffix]", "--json"]
+    lengths = []
+    for turn in ("first", "last"):
+        assert execute("evaluate", evaluate.main, [*asked, f"evaluation.turn={turn}"]) == 0
+        entry = json.loads(capsys.readouterr().out.splitlines()[-1])["sets"]["talks"]["suffix"]
+        assert (entry["prompts"], entry["lossless"]) == (3, True)
+        lengths.append(entry["verifier_calls"])
+    assert lengths[0] != lengths[1]

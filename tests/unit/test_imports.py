@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 HOUSE = ("tierspec", "pipelines", "actors", "jobs")
 
 BOTTOM = {"tierspec", "tierspec.errors", "tierspec.config", "tierspec.settings", "tierspec.paths"}
-BOTTOM |= {"tierspec.artifacts", "tierspec.compiled", "tierspec.threads"}
+BOTTOM |= {"tierspec.artifacts", "tierspec.compiled", "tierspec.threads", "tierspec.wheels"}
 MODELS = {*BOTTOM, "tierspec.models"}
 SAMPLING = {*BOTTOM, "tierspec.sampling"}
 DRAWN = {*MODELS, *SAMPLING}  # what drafters and verification stand on
@@ -22,6 +22,7 @@ ALLOWED = {
     "tierspec.errors": set(),
     "tierspec.paths": {"tierspec.errors"},
     "tierspec.threads": set(),
+    "tierspec.wheels": {"tierspec.artifacts", "tierspec.errors", "tierspec.paths"},
     "tierspec.compiled": {"tierspec.errors", "tierspec.paths"},
     "tierspec.settings": {"tierspec.errors"},
     "tierspec.config": {"tierspec.errors", "tierspec.settings"},

