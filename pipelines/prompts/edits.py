@@ -55,7 +55,14 @@ _WORDS = (
 )
 _GERMAN = {
     **{"name": "bezeichnung", "city": "stadt", "status": "zustand", "price": "preis", "weight": "gewicht"},
-    **{"owner": "besitzer", "region": "gebiet", "level": "stufe", "category": "kategorie", "date": "datum"},
+    **{
+        "owner": "besitzer",
+        "region": "gebiet",
+        "level": "stufe",
+        "category": "kategorie",
+        "date": "datum",
+        "amount": "menge",
+    },
     **{"score": "punkte", "id": "kennung"},
 }
 _ANSWER = "Return the whole result in one code block, and nothing else."

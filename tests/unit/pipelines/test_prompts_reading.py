@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipelines.prompts import Prompt, read_prompts, spread
 from pipelines.prompts.overlap import split_contaminated
 from pipelines.prompts.prompt import parse_row
-from pipelines.prompts.reading import BUILTIN
+from pipelines.prompts.reading import FILES
 from tierspec.errors import SettingError
 
 
@@ -164,7 +164,7 @@ def test_a_limit_spreads_over_the_whole_set(total: int, limit: int, chosen: list
 
 
 def test_the_built_in_sets_are_disjoint() -> None:
-    train, heldout, new_kinds = (read_prompts([f"builtin:{name}"], "prompts") for name in BUILTIN)
+    train, heldout, new_kinds = (read_prompts([f"builtin:{name}"], "prompts") for name in FILES)
     assert not split_contaminated([*train, *new_kinds], heldout)[1]
     assert not split_contaminated(train, new_kinds)[1]
     kinds = {prompt.kind for prompt in train}

@@ -122,7 +122,10 @@ def _choose(rule: RouterRule, candidate: Candidate, payoff: float, costs: RoundC
 
 
 def _fastest(rule: RouterRule, candidate: Candidate, payoff: float, costs: RoundCosts, batch: int) -> Choice:
-    """Tokens per second of each choice, as if every sequence of the tick made the same; draft rather than not."""
+    """Tokens per second of each choice, as if every sequence of the tick made the same; draft rather than not.
+
+    A shorter draft is worth its share of the payoff: drafts of the cache mostly hold as a whole or not at all.
+    """
     best, rate = Choice("none"), 1 / costs.verify.seconds(batch)
     if tokens := candidate.neural_tokens:
         stale = candidate.neural.rounds_since >= STALE_ROUNDS and payoff < rule.min_payoff
@@ -134,7 +137,7 @@ def _fastest(rule: RouterRule, candidate: Candidate, payoff: float, costs: Round
             best, rate = Choice("neural"), neural
     size = len(candidate.proposal.tokens)
     for length in [size, *(1 << bit for bit in range(size.bit_length()) if 1 << bit < size)] if size else []:
-        suffix = (1 + min(payoff, length)) / costs.verify.seconds(batch * (1 + length))
+        suffix = (1 + payoff * length / size) / costs.verify.seconds(batch * (1 + length))
         if suffix > rate or (suffix == rate and best.source == "none"):
             best, rate = Choice("suffix", length), suffix
     return best
