@@ -9,16 +9,20 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from actors.application import payoff_directory
 from actors.cell import Cell
 from actors.cell_protocol import Admitted, Block, CellEvent, CellRequest, Failed, Finished
 from actors.cell_tiers import MAX_LOSSES
 from actors.metrics import render
 from actors.placement import place_cell
+from tests.support.payoff import random_predictor
 from tests.support.target_drafters import write_untrained_drafter
 from tierspec.config import Settings, load_settings
 from tierspec.decoding import SamplingParams, TierMessage, TierReply, VerifierTier, generate
+from tierspec.errors import SettingError
 from tierspec.models.target import Target
 
 MESSAGES = [{"role": "user", "content": "How many legs does a spider have?"}]
@@ -160,3 +164,23 @@ def test_neural_source_without_drafter_is_a_bad_request(settings: Settings) -> N
     assert failure(plain, replace(GREEDY, draft_source="neural")).error.status == 400
     assert asyncio.run(plain.describe()).drafter is None
     plain.__del__()
+
+
+def test_a_learned_router_reads_its_predictor(settings: Settings, tiny_target: Target, tmp_path: Path) -> None:
+    routed = settings.override("draft.router=cost", "draft.shared_tokens=500")
+    classes = np.zeros(tiny_target.config.vocab_size, np.uint8)
+    random_predictor(classes, routed.draft.suffix.model_dump(mode="json")).save(tmp_path / "payoff")
+    drafter = write_untrained_drafter(tmp_path / "drafter", tiny_target, draft_vocab_size=256)
+    made = Cell(routed, str(drafter), place_cell(routed, has_drafter=True), str(tmp_path / "payoff"))
+    want = generate(tiny_target, [tiny_target.encode_chat(MESSAGES)], sampling=GREEDY.sampling)[0]
+    for _ in range(2):
+        assert token_ids(asyncio.run(collect(made, GREEDY))) == want.token_ids
+    made.__del__()
+
+
+def test_a_learned_router_without_predictor_is_found_before_the_start(settings: Settings, tmp_path: Path) -> None:
+    routed = settings.override("draft.router=fixed", f"run.root={tmp_path}")
+    for named in ("auto", str(tmp_path / "nowhere"), "null"):
+        with pytest.raises(SettingError, match=r"draft\.router: 'fixed' needs a payoff predictor, and .* holds none"):
+            payoff_directory(routed.override(f"serve.payoff={named}"))
+    assert payoff_directory(settings) is None

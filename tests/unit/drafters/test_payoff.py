@@ -4,20 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from tierspec.drafters.payoff import FEATURES, History, PayoffPredictor, feature_row, load_payoff, token_classes
-from tierspec.drafters.payoff.predictor import parameter_shapes
+from tests.support.payoff import random_predictor
+from tierspec.drafters.payoff import FEATURES, History, feature_row, load_payoff, token_classes
 from tierspec.drafters.suffix import SuffixProposal
 from tierspec.errors import ArtifactError
 
 TEXTS = ["word", " a", "f(x)", "\n", "x=", "don't", ""]
 SUFFIX = {"max_depth": 64, "factor": 1.0}
-
-
-def predictor(seed: int = 0) -> PayoffPredictor:
-    random = np.random.default_rng(seed)
-    parameters = {n: random.normal(scale=0.2, size=s).astype(np.float32) for n, s in parameter_shapes().items()}
-    parameters["std"] = np.abs(parameters["std"]) + 0.5
-    return PayoffPredictor(parameters, token_classes(TEXTS), "here", SUFFIX)
 
 
 def test_flags_are_those_of_the_characters():
@@ -70,7 +63,10 @@ def test_the_history_forgets():
 
 
 def test_a_prediction_is_the_mlp_cut_to_the_drafts_length():
-    found, rows = predictor(), np.abs(np.random.default_rng(1).normal(size=(64, 14)) * 8).astype(np.float32)
+    found, rows = (
+        random_predictor(token_classes(TEXTS), SUFFIX),
+        np.abs(np.random.default_rng(1).normal(size=(64, 14)) * 8).astype(np.float32),
+    )
     p = {name: torch.from_numpy(value) for name, value in found.parameters.items()}
     x = (torch.from_numpy(rows) - p["mean"]) / p["std"]
     for layer in ("hidden1", "hidden2"):
@@ -82,7 +78,7 @@ def test_a_prediction_is_the_mlp_cut_to_the_drafts_length():
 
 
 def test_saved_and_loaded_it_predicts_the_same(tmp_path):
-    made, rows = predictor(), np.ones((3, 14), dtype=np.float32) * 5
+    made, rows = random_predictor(token_classes(TEXTS), SUFFIX), np.ones((3, 14), dtype=np.float32) * 5
     made.save(tmp_path)
     loaded = load_payoff(tmp_path, vocab_size=len(TEXTS), suffix=SUFFIX)
     assert loaded.predict(rows).tolist() == made.predict(rows).tolist()
@@ -112,7 +108,7 @@ def forget(path):
     ],
 )
 def test_what_cannot_be_used_is_one_line(tmp_path, damage, vocab, suffix, line):
-    predictor().save(tmp_path)
+    random_predictor(token_classes(TEXTS), SUFFIX).save(tmp_path)
     if damage is not None:
         damage(tmp_path)
     with pytest.raises(ArtifactError, match=line) as raised:
