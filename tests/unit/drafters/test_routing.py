@@ -126,6 +126,14 @@ def test_a_cost_curve_never_falls(measured):
     assert all(a <= b + 1e-12 for a, b in pairwise(values)) and values[0] > 0
 
 
+def test_a_size_that_was_never_tried_is_tried():
+    curve = CostCurve()
+    curve.record(4, 1.0)
+    assert curve.seconds(33) == curve.seconds(1) == 1.0
+    curve.record(33, 5.0)
+    assert curve.seconds(33) == 5.0
+
+
 def test_a_slow_first_measurement_is_forgotten():
     curve = CostCurve()
     curve.record(4, 9.0)

@@ -1,7 +1,8 @@
 """What a round costs here: the tiers' own seconds, as measured, by the size of what they were given.
 
 Our choice throughout: sizes fall into buckets by powers of two, of each a moving average counts; between buckets
-seconds are interpolated, beyond them they stay level below and grow in proportion above.
+seconds are interpolated, beyond them they stay level: what was never tried is hoped to cost no more than the nearest
+that was, and is known once it was tried.
 """
 
 from bisect import bisect_left
@@ -39,7 +40,7 @@ class CostCurve:
         if at == 0:
             return levels[0]
         if at == len(sizes):
-            return levels[-1] * size / sizes[-1]
+            return levels[-1]
         share = (size - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
         return levels[at - 1] + share * (levels[at] - levels[at - 1])
 
