@@ -73,7 +73,7 @@ async def whole_answer(reply: Reply, events: AsyncIterator[tuple[int, CellEvent]
             texts[index] += event.text
         elif isinstance(event, Finished):
             reasons[index] = event.finish_reason
-            reply.count(event)
+            reply.count(index, event)
     return reply.body(texts, reasons)
 
 
@@ -92,7 +92,7 @@ async def streamed_answer(
                 if isinstance(event, Block) and event.text:
                     yield reply.text(index, event.text)
                 elif isinstance(event, Finished):
-                    reply.count(event)
+                    reply.count(index, event)
                     yield reply.finish(index, event.finish_reason)
         except ApiError as error:
             yield error_event(error)

@@ -125,8 +125,9 @@ class Cell:
                     last = self._count(len(event.token_ids), arrival, last)
                     yield Block(tuple(event.token_ids), event.text_delta or "")
             assert sequence.finish_reason is not None
-            num_tokens = len(sequence.output_ids)
-            yield Finished(sequence.finish_reason, sequence.prompt_length, num_tokens, sequence.stats)
+            num_tokens, policy = len(sequence.output_ids), sequence.policy
+            left = policy.left(sequence.ledger, num_tokens) if policy.lossy else 0.0
+            yield Finished(sequence.finish_reason, sequence.prompt_length, num_tokens, sequence.stats, left)
         except ApiError as error:
             yield Failed(error)
         except SettingError as error:

@@ -16,6 +16,7 @@ from actors.openai_errors import ApiError
 from actors.openai_protocol import DraftSource, GenerationRequest, Prompt
 from tierspec.decoding import DecodingStats
 from tierspec.sampling import SamplingParams
+from tierspec.verification import VerificationPolicy
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class CellRequest:
     prompt: Prompt
     sampling: SamplingParams
     limit_is_hard: bool
-    policy: str
+    policy: VerificationPolicy
     draft_source: DraftSource
 
     @classmethod
@@ -51,12 +52,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Finished:
-    """`stats` counts this sequence alone."""
+    """`stats` counts this sequence alone. `budget_left`: nats that a lossy policy did not spend; 0 under strict."""
 
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
     stats: DecodingStats
+    budget_left: float = 0.0
 
 
 @dataclass(frozen=True)

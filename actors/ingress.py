@@ -32,7 +32,7 @@ from actors.openai_errors import (
     too_many_choices,
     unauthorized,
 )
-from actors.openai_protocol import ChatBody, CompletionBody, GenerationBody, parse
+from actors.openai_protocol import ChatBody, CompletionBody, GenerationBody, RequestDefaults, parse
 from actors.openai_responses import Reply, model_card
 from tierspec.config import Settings
 
@@ -69,10 +69,11 @@ class RequireKey:
 def build_app(cells: Cells, model: str, settings: Settings, *, digest: bytes | None) -> FastAPI:
     """The endpoint for `model`. `digest` is `key_digest` of the API key; None asks for no key.
 
-    `settings`: for the limits of a request, and the draft source of those that name none.
+    `settings`: for the limits of a request, and for what those get that do not ask.
     """
     serve = settings.serve
     places = serve.replicas * (settings.decoding.max_running + serve.max_queue)
+    defaults = RequestDefaults.from_settings(settings)
     app = FastAPI(title="tierspec", docs_url=None, redoc_url=None, openapi_url=None)
     if digest is not None:
         app.add_middleware(RequireKey, digest=digest)
@@ -91,7 +92,7 @@ def build_app(cells: Cells, model: str, settings: Settings, *, digest: bytes | N
         return _error(server_error("internal error; the log of the endpoint has the details"))
 
     async def answer(kind: type[GenerationBody], request: Request) -> Response:
-        generation = parse(kind, await _body(request, serve.max_body_kb), settings.draft.source)
+        generation = parse(kind, await _body(request, serve.max_body_kb), defaults)
         if generation.model != model:
             raise model_not_found(generation.model, model)
         if generation.num_choices > places:

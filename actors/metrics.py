@@ -41,9 +41,10 @@ class CellMetrics:
         self.channel_seconds = self._histogram(
             "channel_seconds", "round trip of one message less the tier's work", ROUND_SECONDS, "channel", "edge"
         )
-        self.deviation_spent = Gauge(
-            "tierspec_deviation_spent", "deviation charged by lossy policies", registry=self.registry
+        self.exceptions = self._counter(
+            "verification_exceptions", "accepted draft tokens that were not the target's choice"
         )
+        self.deviation_spent = Gauge("tierspec_deviation_spent", "nats charged for these", registry=self.registry)
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "from arrival to the first committed token", WAIT_SECONDS
         )
@@ -62,6 +63,8 @@ class CellMetrics:
         last, self._counted = self._counted, total
         self.draft_tokens.inc(total.drafted - last.drafted)
         self.accepted_tokens.inc(total.accepted - last.accepted)
+        self.exceptions.inc(total.exceptions - last.exceptions)
+        self.deviation_spent.set(total.deviation)
         for source, rounds in total.rounds_by_source.items():
             new = rounds - last.rounds_by_source[source]
             self.source_rounds.labels(source=source).inc(new)

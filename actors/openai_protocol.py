@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import PydanticCustomError, from_json
 
 from actors.openai_errors import ApiError
+from tierspec.config import Settings
 from tierspec.errors import SettingError
 from tierspec.sampling import SamplingParams, draw_seed
-from tierspec.verification import load_policy
+from tierspec.verification import STRICT, VerificationPolicy
 
 Message = dict[str, str]
 Prompt = str | list[int] | list[Message]
@@ -56,11 +57,27 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
+class RequestDefaults:
+    """What the endpoint does for a request that does not ask. `steady_drafts`: an automatic draft depends neither on
+    measured times nor on other requests."""
+
+    draft_source: DraftSource = "auto"
+    policy: VerificationPolicy = STRICT
+    steady_drafts: bool = True
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> RequestDefaults:
+        draft, policy = settings.draft, VerificationPolicy.from_settings(settings.verification)
+        return cls(draft.source, policy, draft.router != "cost" and not draft.shared_tokens)
+
+
+@dataclass(frozen=True)
 class GenerationRequest:
     """One HTTP request in the decoder's terms: every prompt is answered `n` times.
 
     `max_tokens` is the client's own limit, which must fit the context; `sampling.max_new_tokens` holds it, or else the
-    endpoint's default, which is cut to what the context leaves.
+    endpoint's default, which is cut to what the context leaves. `reproducible`: sent again with its seed, the request
+    is answered alike.
     """
 
     chat: bool
@@ -69,8 +86,9 @@ class GenerationRequest:
     n: int
     max_tokens: int | None
     sampling: SamplingParams
-    policy: str
+    policy: VerificationPolicy
     draft_source: DraftSource
+    reproducible: bool
     stream: bool
     include_usage: bool
 
@@ -97,7 +115,28 @@ class StreamOptions(_Body):
 
 
 class VerificationChoice(_Body):
-    policy: str = "strict"
+    """What is left out is the endpoint's choice."""
+
+    policy: str | None = None
+    budget: Annotated[float, Field(ge=0)] | None = None
+    budget_per_token: Annotated[float, Field(ge=0)] | None = None
+    gate: Annotated[float, Field(ge=0)] | None = None
+    cap: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    variant: str | None = None
+    relax_stops: bool | None = None
+
+    def over(self, default: VerificationPolicy, temperature: float) -> VerificationPolicy:
+        """The policy of a request at `temperature`. A lossy default holds for the requests that it is defined for.
+
+        Raises SettingError naming the field that is wrong or that the policy does not have.
+        """
+        asked = self.model_dump(exclude_none=True)
+        fallback = "strict" if default.lossy and temperature > 0 else default.name
+        chosen = replace(default, name=asked.pop("policy", fallback), **asked)
+        chosen.validate(temperature)
+        if asked and not chosen.lossy:
+            raise SettingError(f"verification.{next(iter(asked))}: the policy '{chosen.name}' does not have it")
+        return chosen
 
 
 class DraftChoice(_Body):
@@ -165,14 +204,12 @@ class GenerationBody(_Body):
     def limit(self) -> int | None:
         return self.max_tokens
 
-    def to_generation(self, default_source: DraftSource) -> GenerationRequest:
+    def to_generation(self, defaults: RequestDefaults) -> GenerationRequest:
         """Raises ApiError (400) where fields do not fit together."""
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options needs stream: true", param="stream_options", code="invalid_value")
-        try:
-            load_policy(self.verification.policy)
-        except SettingError as error:
-            raise ApiError(str(error), param="verification.policy", code="invalid_value") from error
+        policy = self.verification.over(defaults.policy, self.temperature)
+        source = self.draft.source or defaults.draft_source
         limit = self.limit()
         sampling = SamplingParams(
             max_new_tokens=self.default_max_tokens if limit is None else limit,
@@ -192,8 +229,9 @@ class GenerationBody(_Body):
             n=self.n,
             max_tokens=limit,
             sampling=sampling,
-            policy=self.verification.policy,
-            draft_source=self.draft.source or default_source,
+            policy=policy,
+            draft_source=source,
+            reproducible=not policy.lossy or source != "auto" or defaults.steady_drafts,
             stream=self.stream,
             include_usage=self.stream_options is not None and self.stream_options.include_usage,
         )
@@ -231,13 +269,10 @@ class CompletionBody(GenerationBody):
         return tuple(self.prompt)
 
 
-def parse(kind: type[GenerationBody], body: bytes, default_source: DraftSource = "auto") -> GenerationRequest:
-    """`default_source` holds where the request names no draft source.
-
-    Raises ApiError (400) that names the field, for anything but a request that can be answered in full.
-    """
+def parse(kind: type[GenerationBody], body: bytes, defaults: RequestDefaults = RequestDefaults()) -> GenerationRequest:
+    """Raises ApiError (400) that names the field, for anything but a request that can be answered in full."""
     try:
-        return kind.model_validate(from_json(body, allow_inf_nan=False)).to_generation(default_source)
+        return kind.model_validate(from_json(body, allow_inf_nan=False)).to_generation(defaults)
     except ApiError:
         raise
     except ValidationError as error:

@@ -1,7 +1,10 @@
 """Answers of OpenAI's API: whole bodies and server-sent chunks, built from the cell's events.
 
-The extension field `tierspec` says how the answer was made: the seed (send it again to get the same text), the
-verification policy, the draft source asked for, which source wrote how many tokens, and the accept length.
+The extension field `tierspec` says how the answer was made: the seed, the verification policy, whether the same
+request with that seed gets the same text, the draft source asked for, which source wrote how many tokens, and the
+accept length.
+Under a lossy policy `verification` has its limits and the ledger of every choice; send the `budget_left` of one as the
+`budget` of the next turn to bound a whole conversation.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from dataclasses import asdict
 from typing import Any
 
 from actors.cell_protocol import Finished
@@ -39,13 +43,19 @@ class Reply:
     def __init__(self, generation: GenerationRequest) -> None:
         self.generation = generation
         self._stats = DecodingStats()
+        self._ledgers: list[Json] = [{} for _ in range(generation.num_choices)]
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._id = ("chatcmpl-" if generation.chat else "cmpl-") + uuid.uuid4().hex
         self._created = int(time.time())
 
-    def count(self, choice: Finished) -> None:
-        """Add one finished choice to the usage. A prompt with several choices counts once."""
+    def count(self, index: int, choice: Finished) -> None:
+        """Add finished choice `index` to the usage. A prompt with several choices counts once."""
+        self._ledgers[index] = {
+            "spent": choice.stats.deviation,
+            "exceptions": choice.stats.exceptions,
+            "budget_left": choice.budget_left,
+        }
         self._stats.merge(choice.stats)
         self._prompt_tokens += choice.prompt_tokens
         self._completion_tokens += choice.completion_tokens
@@ -117,10 +127,16 @@ class Reply:
         }
 
     def _account(self) -> Json:
-        return {
+        policy = self.generation.policy
+        account = {
             "seed": self.generation.sampling.seed,
-            "policy": self.generation.policy,
+            "policy": policy.name,
+            "reproducible": self.generation.reproducible,
             "draft_source": self.generation.draft_source,
             "tokens_by_source": dict(self._stats.tokens_by_source),
             "accept_len": round(self._stats.accept_len, 4),
         }
+        if not policy.lossy:
+            return account
+        limits = {name: value for name, value in asdict(policy).items() if name != "name"}
+        return account | {"verification": limits | {"choices": self._ledgers}}

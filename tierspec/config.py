@@ -19,6 +19,7 @@ from tierspec.settings.file import Tree, apply_override, read_yaml, validate
 from tierspec.settings.group import Count, CountOrZero, Cpus, Gpus, Group, NodeResource, Threads
 from tierspec.settings.payoff import PayoffSettings
 from tierspec.settings.training import OBJECTIVES, DrafterSettings, ObjectiveSettings, TrainingSettings
+from tierspec.settings.verification import VerificationSettings
 
 __all__ = [
     "OBJECTIVES",
@@ -32,6 +33,7 @@ __all__ = [
     "Settings",
     "SuffixSettings",
     "TrainingSettings",
+    "VerificationSettings",
     "load_settings",
 ]
 
@@ -204,6 +206,7 @@ class Settings(Group):
     ablation: AblationSettings = Field(AblationSettings(), description="ways to train, compared")
     payoff: PayoffSettings = Field(PayoffSettings(), description="training of the payoff predictor")
     draft: DraftSettings = Field(DraftSettings(), description="drafting while decoding")
+    verification: VerificationSettings = Field(VerificationSettings(), description="how drafts are verified")
     decoding: DecodingSettings = Field(DecodingSettings(), description="continuous batching")
     evaluation: EvaluationSettings = Field(EvaluationSettings(), description="measuring")
     calibration: CalibrationSettings = Field(CalibrationSettings(), description="settings of the drafter, compared")

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -21,9 +22,11 @@ from actors.application import check_endpoint, endpoint
 from pipelines.cluster import ray_session
 from tests.support.target_drafters import write_untrained_drafter
 from tierspec.config import Settings, load_settings
-from tierspec.decoding import Generation, SamplingParams, generate
+from tierspec.decoding import DraftOptions, Generation, SamplingParams, generate
+from tierspec.drafters import load_drafter
 from tierspec.errors import SettingError
 from tierspec.models.target import Target
+from tierspec.verification import VerificationPolicy
 
 ROOT = Path(__file__).parents[2]
 MODEL = "embedded:tiny"
@@ -133,6 +136,50 @@ def test_text_is_that_of_the_library(client: openai.OpenAI, tiny_target: Target)
         list(pool.map(check, cases))
 
 
+def test_budgeted_answers_are_those_of_the_library_beside_others(
+    client: openai.OpenAI, settings: Settings, tiny_target: Target
+) -> None:
+    """Source and length of the drafts are pinned; strict and sampled requests share the batch."""
+    draft = replace(DraftOptions.from_settings(settings.draft), source="neural")
+    policy = VerificationPolicy("budgeted", budget=20.0, gate=4.0)
+    asked = {"policy": "budgeted", "budget": 20.0, "gate": 4.0}
+
+    def answer(case: tuple[str, str]) -> tuple[str, dict]:
+        prompt, kind = case
+        found = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": prompt}],
+            max_tokens=48,
+            temperature=0.9 if kind == "sampled" else 0.0,
+            seed=4,
+            extra_body={
+                "draft": {"source": "neural"},
+                "verification": asked if kind == "budgeted" else {"policy": "strict"},
+            },
+        )
+        return found.choices[0].message.content, found.tierspec
+
+    cases = [(prompt, kind) for prompt in PROMPTS for kind in ("budgeted", "sampled", "strict")]
+    with ThreadPoolExecutor(RUNNING) as pool:
+        answers = dict(zip(cases, pool.map(answer, cases), strict=True))
+    drafter = load_drafter(Path(settings.serve.drafter or ""), tiny_target)
+    exceptions = 0
+    for prompt in PROMPTS:
+        ids = tiny_target.encode_chat([{"role": "user", "content": prompt}])
+        sampling = SamplingParams(max_new_tokens=48)
+        (want,) = generate(tiny_target, [ids], drafter=drafter, policy=policy, sampling=sampling, draft=draft)
+        text, account = answers[prompt, "budgeted"]
+        assert text == want.text and account["reproducible"]
+        (ledger,) = account["verification"]["choices"]
+        assert ledger["spent"] == pytest.approx(want.stats.deviation)
+        assert ledger["budget_left"] == pytest.approx(20.0 - want.stats.deviation)
+        exceptions += ledger["exceptions"]
+        assert answers[prompt, "strict"][0] == expected(tiny_target, prompt, max_new_tokens=48).text
+        sampled = expected(tiny_target, prompt, max_new_tokens=48, temperature=0.9, seed=4).text
+        assert answers[prompt, "sampled"][0] == sampled
+    assert exceptions > 0
+
+
 def test_choices_and_plain_completions(client: openai.OpenAI, tiny_target: Target) -> None:
     ids = tiny_target.tokenizer(PROMPTS[1])["input_ids"]
     sampled = client.completions.create(model=MODEL, prompt=[PROMPTS[1]], n=2, seed=3, max_tokens=20)
@@ -164,6 +211,7 @@ def test_seed_that_was_drawn_repeats_the_answer(client: openai.OpenAI) -> None:
         ({"temperature": 9}, "temperature"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"extra_body": {"verification": {"policy": "budgeted"}}}, "verification.policy"),
+        ({"temperature": 0, "extra_body": {"verification": {"policy": "budgeted", "cap": -1}}}, "verification.cap"),
     ],
 )
 def test_bad_request(client: openai.OpenAI, fields: dict, param: str) -> None:

@@ -110,7 +110,7 @@ class ToyVerifier:
         drafts = item.num_drafts if isinstance(item, Verify) else 0
         start, accepted, choice = len(tokens) - drafts, 0, -1
         if isinstance(item, Verify):
-            assert start > item.base and item.policy == "strict"
+            assert start > item.base and item.allowance is None
             while True:
                 choice = self._model.choose(tokens[: start + accepted], item.sampling)
                 if accepted == drafts or tokens[start + accepted] != choice:

@@ -4,8 +4,9 @@
 ticks, prompts go in by chunks beside the decoding rows. A group of sequences is in lockstep: its drafts are made in one
 message, then verified in another. Two groups take turns, so that drafter and verifier work at the same time.
 
-What is committed depends on prompt, sampling parameters and seed alone (arXiv 2408.07978): drafts, budgets, lost
-tiers and the order of replies only change how soon it comes.
+Under strict verification what is committed depends on prompt, sampling parameters and seed alone (arXiv 2408.07978):
+drafts, budgets, lost tiers and the order of replies only change how soon it comes. A lossy policy makes it depend on
+the drafts, too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ from tierspec.decoding.stats import DecodingStats
 from tierspec.decoding.stopping import OutputEnd
 from tierspec.decoding.tier_line import TierLine
 from tierspec.errors import SettingError
-from tierspec.verification import load_policy
 
 
 class Engine:
@@ -87,7 +87,6 @@ class Engine:
         Raises:
             SettingError: it asks for what is not here, or context, vocabulary or token budget can never hold it.
         """
-        load_policy(sequence.policy)
         if sequence.draft.source == "neural" and self._drafter_info is None:
             raise SettingError("draft.source: 'neural' needs a drafter, and none is loaded")
         self._sources.check(sequence.draft)
@@ -263,9 +262,11 @@ class Engine:
         cut = sequence.end.take(block, self._room(sequence))
         token_ids = block[: cut.num_tokens]
         accepted = min(item.accepted, cut.num_consumed)
+        exceptions = [(index, regret) for index, regret in item.exceptions if index < accepted]
+        sequence.ledger.debit(regret for _, regret in exceptions)
         if slot.up_to_date:
             cut_in_draft = cut.num_consumed <= item.accepted
-            sequence.stats.record_round(source, len(draft), accepted, len(token_ids), cut_in_draft)
+            sequence.stats.record_round(source, len(draft), accepted, len(token_ids), cut_in_draft, exceptions)
             self._sources.note_round(slot, source, accepted)
         else:
             source = "prefill"

@@ -22,7 +22,7 @@ from tierspec.drafters.protocol import Drafter
 from tierspec.errors import SettingError
 from tierspec.models import PAGE_TOKENS, Target
 from tierspec.sampling import SamplingParams
-from tierspec.verification import load_policy
+from tierspec.verification import STRICT, VerificationPolicy
 
 _GREEDY = SamplingParams()
 _PREFILL_TOKENS = 512
@@ -109,7 +109,7 @@ class LocalCell:
         prompts: Ids[Ids[int]],
         sampling: SamplingParams | Ids[SamplingParams] = _GREEDY,
         *,
-        policy: str = "strict",
+        policy: VerificationPolicy = STRICT,
         draft: DraftOptions | None = None,
     ) -> list[Generation]:
         """One answer per prompt, in their order; see `generations`."""
@@ -121,7 +121,7 @@ class LocalCell:
         prompts: Ids[Ids[int]],
         sampling: SamplingParams | Ids[SamplingParams] = _GREEDY,
         *,
-        policy: str = "strict",
+        policy: VerificationPolicy = STRICT,
         draft: DraftOptions | None = None,
     ) -> Iterator[tuple[int, Generation]]:
         """(index of the prompt, answer) as answers get ready. Closing the iterator, or the next call, ends the rest.
@@ -184,7 +184,7 @@ def generate(
     prompts: Ids[Ids[int]],
     *,
     drafter: Drafter | None = None,
-    policy: str = "strict",
+    policy: VerificationPolicy = STRICT,
     sampling: SamplingParams | Ids[SamplingParams] = _GREEDY,
     slim: object | None = None,
     draft: DraftOptions | None = None,
@@ -199,9 +199,8 @@ def generate(
     Raises:
         SettingError: a field is out of range or asks for what is not here, or a prompt does not fit the context.
     """
-    load_policy(policy)
     if slim is not None:
-        raise SettingError(f"slim: policy {policy!r} does not use a slim verifier")
+        raise SettingError(f"slim: policy {policy.name!r} does not use a slim verifier")
     if not prompts:
         return []
     if token_budget is None:

@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import torch
 
 from tierspec.sampling import RowSampling
+from tierspec.verification import Allowance
 
 TierName = Literal["drafter", "verifier"]
 
@@ -34,7 +35,8 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """To the verifier: choose the token after every draft prefix, and accept the drafts that its policy accepts.
+    """To the verifier: choose the token after every draft prefix, and accept the drafts up to the first that is not the
+    choice and that `allowance` does not pay for (None: up to the first that is not the choice).
 
     `token_ids` are the committed tokens that are not held yet (at least the last one), then `num_drafts` drafts.
     """
@@ -46,7 +48,7 @@ class Verify:
     token_ids: list[int]
     num_drafts: int
     sampling: RowSampling
-    policy: str
+    allowance: Allowance | None
     want_features: bool
 
 
@@ -99,6 +101,7 @@ class Prefilled:
 class Verified:
     """`accepted` of the drafts stay, `next_token` is the target's choice behind them and is not held yet.
 
+    `exceptions` are those among the accepted that were not the choice: (index into the drafts, regret in nats).
     `num_features` rows are in the reply: those of the committed tokens that were sent, then of the accepted drafts.
     """
 
@@ -107,6 +110,7 @@ class Verified:
     accepted: int
     next_token: int
     num_features: int
+    exceptions: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from tierspec.decoding.stopping import OutputEnd
 from tierspec.drafters.routing import RouterName, RouterRule
 from tierspec.errors import SettingError
 from tierspec.sampling import SamplingParams, draw_seed
+from tierspec.verification import STRICT, Allowance, Ledger, VerificationPolicy
 
 DraftSourceName = Literal["auto", "suffix", "neural", "none"]
 _DEFAULTS = DraftSettings()
@@ -62,7 +63,8 @@ class Sequence:
 
     `token_ids` are the committed tokens, prompt first; a position is an index into them. `provisional` holds tokens
     that a staged policy wrote ahead; strict verification leaves it empty. Only committed tokens are streamed,
-    stop-matched, counted or shared. `finish_reason` is None until the end: stop, length or abort.
+    stop-matched, counted or shared. `ledger` is what a lossy policy has spent. `finish_reason` is None until the end:
+    stop, length or abort.
     """
 
     __slots__ = (
@@ -72,6 +74,7 @@ class Sequence:
         "end",
         "finish_reason",
         "id",
+        "ledger",
         "policy",
         "prompt_length",
         "provisional",
@@ -88,7 +91,7 @@ class Sequence:
         prompt_ids: Ids[int],
         sampling: SamplingParams,
         draft: DraftOptions | None = None,
-        policy: str = "strict",
+        policy: VerificationPolicy = STRICT,
         arrival: float | None = None,
         *,
         wants_text: bool = True,
@@ -96,9 +99,10 @@ class Sequence:
         """A missing seed is drawn here and kept. `wants_text` asks for text with every block, not only token ids.
 
         Raises:
-            SettingError: a sampling or draft field is out of range, or the prompt is empty.
+            SettingError: a sampling, draft or verification field is out of range, or the prompt is empty.
         """
         sampling.validate()
+        policy.validate(sampling.temperature)
         self.draft = draft or DraftOptions()
         self.draft.validate()
         if not prompt_ids:
@@ -107,6 +111,7 @@ class Sequence:
         self.sampling = sampling if sampling.seed is not None else replace(sampling, seed=draw_seed())
         self.row_sampling = self.sampling.row()
         self.policy = policy
+        self.ledger = Ledger()
         self.arrival = time.monotonic() if arrival is None else arrival
         self.wants_text = wants_text or bool(sampling.stop)
         self.token_ids = list(prompt_ids)
@@ -131,6 +136,11 @@ class Sequence:
     def room(self) -> int:
         """Tokens that `max_new_tokens` leaves."""
         return self.sampling.max_new_tokens - (len(self.token_ids) - self.prompt_length)
+
+    def allowance(self, num_drafts: int) -> Allowance | None:
+        """What the next block of that many drafts may cost; None: it is verified strictly."""
+        assert self.end is not None
+        return self.policy.allowance(self.ledger, len(self) - self.prompt_length, num_drafts, self.end.end_ids)
 
     def prefix_hash(self, length: int) -> int:
         """Hash of the first `length` committed tokens."""

@@ -131,7 +131,7 @@ class Slot:
             token_ids=sequence.token_ids[self.held :] + draft,
             num_drafts=len(draft),
             sampling=sequence.row_sampling,
-            policy=sequence.policy,
+            allowance=sequence.allowance(len(draft)),
             want_features=want_features,
         )
 

@@ -7,6 +7,9 @@ drafted, accepted           draft tokens verified, and those that stayed
 accepted_draft_len          accepted / rounds
 accept_len                  that + 1
 acceptance_rate             accepted / drafted
+exceptions                  accepted draft tokens that were not the target's choice (lossy policies)
+deviation                   the regrets of these, added up, in nats
+accepted_strictly           draft tokens that strict verification would have kept of the same drafts
 per_position_acceptance[k]  P(draft position k accepted | the verifier reached it)
 
 A block that is cut at its end (end of sequence, stop string) counts up to the cut.
@@ -15,6 +18,7 @@ A block that is cut at its end (end of sequence, stop string) counts up to the c
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -32,6 +36,9 @@ class DecodingStats:
     verifier_calls: int = 0
     drafted: int = 0
     accepted: int = 0
+    accepted_strictly: int = 0
+    exceptions: int = 0
+    deviation: float = 0.0
     rounds_by_source: Counter[str] = field(default_factory=Counter)
     tokens_by_source: Counter[str] = field(default_factory=Counter)
     drafted_at: list[int] = field(default_factory=list)
@@ -56,14 +63,26 @@ class DecodingStats:
         """One entry per draft position that a verifier ever reached."""
         return [a / d for a, d in zip(self.accepted_at, self.drafted_at, strict=True)]
 
-    def record_round(self, source: str, drafted: int, accepted: int, tokens: int, cut: bool) -> None:
+    def record_round(
+        self,
+        source: str,
+        drafted: int,
+        accepted: int,
+        tokens: int,
+        cut: bool,
+        exceptions: Sequence[tuple[int, float]] = (),
+    ) -> None:
         """Counts one round: `tokens` committed tokens, of which the draft wrote the first `accepted` at most.
 
-        `cut` says that the block ended inside the accepted drafts, so that no draft was rejected.
+        `cut` says that the block ended inside the accepted drafts, so that no draft was rejected; `exceptions` are
+        (index among the accepted, regret) of those that were not the target's choice.
         """
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
+        self.accepted_strictly += exceptions[0][0] if exceptions else accepted
+        self.exceptions += len(exceptions)
+        self.deviation += sum(regret for _, regret in exceptions)
         self.rounds_by_source[source] += 1
         from_draft = min(accepted, tokens)
         if from_draft:
@@ -86,6 +105,9 @@ class DecodingStats:
         self.verifier_calls += other.verifier_calls
         self.drafted += other.drafted
         self.accepted += other.accepted
+        self.accepted_strictly += other.accepted_strictly
+        self.exceptions += other.exceptions
+        self.deviation += other.deviation
         self.rounds_by_source.update(other.rounds_by_source)
         self.tokens_by_source.update(other.tokens_by_source)
         self.drafted_at = _sums(self.drafted_at, other.drafted_at)
@@ -100,6 +122,9 @@ class DecodingStats:
             "verifier_calls": self.verifier_calls,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "accepted_strictly": self.accepted_strictly,
+            "exceptions": self.exceptions,
+            "deviation": self.deviation,
             "accepted_draft_len": self.accepted_draft_len,
             "accept_len": self.accept_len,
             "acceptance_rate": self.acceptance_rate,

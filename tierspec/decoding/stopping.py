@@ -28,7 +28,8 @@ class OutputEnd:
 
     Ends, in the order of the tokens: an end-of-sequence or stop token id (not kept, "stop"), a stop string (its tokens
     are kept, the text ends before it, "stop"), the last token that there is room for ("length"). Names and meaning are
-    vLLM's. Text that may be the beginning of a stop string is held back until it is not.
+    vLLM's. `end_ids` are the tokens of the first kind. Text that may be the beginning of a stop string is held back
+    until it is not.
     """
 
     def __init__(self, sampling: SamplingParams, eos_ids: Iterable[int], decode: Decode | None) -> None:
@@ -38,9 +39,7 @@ class OutputEnd:
         """
         if sampling.stop and decode is None:
             raise SettingError("stop: stop strings need a tokenizer")
-        self._end_ids = frozenset(sampling.stop_token_ids) | (
-            frozenset() if sampling.ignore_eos else frozenset(eos_ids)
-        )
+        self.end_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos_ids))
         self._stop = sampling.stop
         self._detokenizer = None if decode is None else Detokenizer(decode)
         self._held_back = ""
@@ -65,8 +64,8 @@ class OutputEnd:
         return Cut(kept, consumed, text, None)
 
     def _ends(self, block: Sequence[int], room: int) -> tuple[int, int, str | None]:
-        if not self._end_ids.isdisjoint(block):
-            index = next(i for i, token in enumerate(block) if token in self._end_ids)
+        if not self.end_ids.isdisjoint(block):
+            index = next(i for i, token in enumerate(block) if token in self.end_ids)
             if index < room:
                 return index, index + 1, "stop"
         if len(block) >= room:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -31,10 +30,11 @@ from tierspec.decoding.prefix_hash import PrefixHash
 from tierspec.drafters.protocol import FeatureProjection
 from tierspec.models import PAGE_TOKENS, CacheSequence, Step, Target
 from tierspec.sampling import RowSampling
-from tierspec.verification import greedy_prefix, load_policy, target_choice
+from tierspec.verification import Allowance, budgeted_prefix, greedy_prefix, target_choice
+from tierspec.verification.budgeted import NEVER
 
 _CHUNK_ROWS = 512  # rows whose logits exist at once
-_policy = cache(load_policy)
+_STRICT = Allowance(0.0, 0.0, 0)
 
 
 @dataclass(slots=True)
@@ -53,6 +53,7 @@ class _Work:
     row: int
     kept: int
     next_token: int = -1
+    exceptions: tuple[tuple[int, float], ...] = ()
 
 
 class VerifierTier:
@@ -150,14 +151,14 @@ class VerifierTier:
         first_rows: list[int] = []
         rows: list[int] = []
         samplings: list[RowSampling] = []
-        policies: list[str] = []
+        allowances: list[Allowance | None] = []
         positions: list[int] = []
         for work in works:
             item = work.item
             assert isinstance(item, Verify)
             committed, choices = len(item.token_ids) - item.num_drafts, item.num_drafts + 1
             drafts.append(item.token_ids[committed:])
-            policies.append(item.policy)
+            allowances.append(item.allowance)
             first_rows.append(len(rows))
             rows.extend(range(work.row + committed - 1, work.row + committed - 1 + choices))
             samplings.extend([item.sampling] * choices)
@@ -177,18 +178,23 @@ class VerifierTier:
         )
         first_B = torch.tensor(first_rows, device=device)
         accepted_B = torch.zeros_like(first_B)
+        costs: list[list[float]] = []
         if (longest := max(map(len, drafts))) > 0:
             draft_BK = torch.tensor([d + [-1] * (longest - len(d)) for d in drafts], device=device)
             place_BK = (first_B[:, None] + torch.arange(longest, device=device)).clamp_(max=len(rows) - 1)
-            accepted_B = greedy_prefix(draft_BK, choice_C[place_BK])
-            for i, (name, draft, first) in enumerate(zip(policies, drafts, first_rows, strict=True)):
-                if draft and name != "strict":
-                    block = slice(first, first + len(draft) + 1)
-                    accepted_B[i] = _policy(name).accept(draft_BK[i, : len(draft)], choice_C[block], logits_CV[block])
+            choice_BK = choice_C[place_BK]
+            if any(allowances):
+                lengths = torch.tensor([len(draft) for draft in drafts], device=device)
+                accepted_B, cost_BK = _budgeted(draft_BK, choice_BK, lengths, allowances, logits_CV, place_BK)
+                costs = cost_BK.tolist()
+            else:
+                accepted_B = greedy_prefix(draft_BK, choice_BK)
         results = torch.stack((accepted_B, choice_C[first_B + accepted_B]), 1).tolist()
-        for work, draft, (accepted, next_token) in zip(works, drafts, results, strict=True):
+        for i, (work, draft, (accepted, next_token)) in enumerate(zip(works, drafts, results, strict=True)):
             work.kept = len(work.item.token_ids) - len(draft) + accepted
             work.next_token = next_token
+            if costs and allowances[i]:
+                work.exceptions = tuple((k, cost) for k, cost in enumerate(costs[i][:accepted]) if cost >= 0)
 
     def _settle(self, work: _Work) -> Prefilled | Verified:
         """Rolls the rejected rows back and answers."""
@@ -200,7 +206,41 @@ class VerifierTier:
         if isinstance(item, Prefill):
             return Prefilled(item.sequence_id, item.round_id, item.base + kept, num_features)
         accepted = kept - (len(item.token_ids) - item.num_drafts)
-        return Verified(item.sequence_id, item.round_id, accepted, work.next_token, num_features)
+        return Verified(item.sequence_id, item.round_id, accepted, work.next_token, num_features, work.exceptions)
+
+
+def _budgeted(
+    draft_BK: Tensor,
+    choice_BK: Tensor,
+    length_B: Tensor,
+    allowances: Sequence[Allowance | None],
+    logits_CV: Tensor,
+    place_BK: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Accepted drafts `[B]`, and `[B, K]` the regret of every draft that is not the choice (-1 where it is).
+
+    Rows without allowance are verified strictly. Regret is taken from the same logits as the choice, in float64.
+    """
+    device = draft_BK.device
+    rows = [allowance or _STRICT for allowance in allowances]
+    top_BK = logits_CV[place_BK, choice_BK].double()
+    regret_BK = (top_BK - logits_CV[place_BK, draft_BK.clamp_min(0)].double()).clamp_min_(0.0)
+    for ids in {row.protected_ids for row in rows if row.protected_ids}:
+        ids_N = torch.tensor(ids, device=device)
+        protected_BK = torch.isin(draft_BK, ids_N) | torch.isin(choice_BK, ids_N)
+        of_row_B = torch.tensor([row.protected_ids == ids for row in rows], device=device)
+        regret_BK.masked_fill_(protected_BK & of_row_B[:, None], NEVER)
+    accepted_B, _ = budgeted_prefix(
+        draft_BK,
+        choice_BK,
+        regret_BK,
+        gate=torch.tensor([row.gate for row in rows], dtype=torch.float64, device=device),
+        cap=torch.tensor([row.cap for row in rows], device=device),
+        remaining=torch.tensor([row.remaining for row in rows], dtype=torch.float64, device=device),
+        length=length_B,
+        ties_need_budget=torch.tensor([row.ties_need_budget for row in rows], device=device),
+    )
+    return accepted_B, torch.where(draft_BK == choice_BK, -1.0, regret_BK)
 
 
 def _chunks(works: list[_Work]) -> Iterator[list[_Work]]:

@@ -4,27 +4,14 @@ Greedy and sampled requests share the test, since the target's choice is keyed (
 depend on the drafter.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from tierspec.sampling.choice import target_choice
 from tierspec.verification.rejection import rejection_sample
 
-__all__ = ["StrictPolicy", "greedy_prefix", "rejection_sample", "target_choice"]
+__all__ = ["greedy_prefix", "rejection_sample", "target_choice"]
 
 
 def greedy_prefix(draft_ids: Tensor, top_ids: Tensor) -> Tensor:
     """How many leading draft tokens equal the target's choices: `[..., K]`, `[..., K]` -> int64 `[...]`."""
     return (draft_ids == top_ids).long().cumprod(dim=-1).sum(dim=-1)
-
-
-@dataclass(frozen=True)
-class StrictPolicy:
-    """Lossless verification."""
-
-    name: str = "strict"
-
-    def accept(self, draft_ids: Tensor, choices: Tensor, logits: Tensor) -> int:
-        """See `VerificationPolicy.accept`; `logits` is not read."""
-        return int(greedy_prefix(draft_ids, choices[:-1]))

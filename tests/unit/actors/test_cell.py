@@ -21,12 +21,14 @@ from actors.placement import place_cell
 from tests.support.payoff import random_predictor
 from tests.support.target_drafters import write_untrained_drafter
 from tierspec.config import Settings, load_settings
-from tierspec.decoding import SamplingParams, TierMessage, TierReply, VerifierTier, generate
+from tierspec.decoding import DraftOptions, SamplingParams, TierMessage, TierReply, VerifierTier, generate
+from tierspec.drafters import load_drafter
 from tierspec.errors import SettingError
 from tierspec.models.target import Target
+from tierspec.verification import STRICT, VerificationPolicy
 
 MESSAGES = [{"role": "user", "content": "How many legs does a spider have?"}]
-GREEDY = CellRequest(MESSAGES, SamplingParams(max_new_tokens=40, ignore_eos=True), True, "strict", "auto")
+GREEDY = CellRequest(MESSAGES, SamplingParams(max_new_tokens=40, ignore_eos=True), True, STRICT, "auto")
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,37 @@ def test_tokens_are_the_librarys(cell: Cell, tiny_target: Target, source: str, t
     last = events[-1]
     assert isinstance(last, Finished)
     assert (last.finish_reason, last.completion_tokens) == (want.finish_reason, len(want.token_ids))
+
+
+def test_a_budgeted_request_is_answered_and_charged_as_by_the_library(
+    cell: Cell, settings: Settings, tiny_target: Target
+) -> None:
+    policy = VerificationPolicy("budgeted", budget=20.0, gate=4.0)
+    draft = replace(DraftOptions.from_settings(settings.draft), source="neural")
+    asyncio.run(collect(cell, GREEDY))
+    before = totals(cell)
+    events = asyncio.run(collect(cell, replace(GREEDY, policy=policy, draft_source="neural")))
+    drafter = load_drafter(Path(cell._drafter_path or ""), tiny_target)
+    ids = tiny_target.encode_chat(MESSAGES)
+    arguments = {"drafter": drafter, "policy": policy, "sampling": GREEDY.sampling, "draft": draft}
+    want = generate(tiny_target, [ids], **arguments)[0]
+    assert token_ids(events) == want.token_ids
+    last = events[-1]
+    assert isinstance(last, Finished) and last.stats.exceptions == want.stats.exceptions > 0
+    assert last.budget_left == pytest.approx(20.0 - want.stats.deviation)
+    after = totals(cell)
+    assert after["tierspec_deviation_spent"] - before["tierspec_deviation_spent"] == pytest.approx(want.stats.deviation)
+    name = "tierspec_verification_exceptions_total"
+    assert after[name] - before[name] == want.stats.exceptions
+    sampled = replace(GREEDY.sampling, temperature=1.0)
+    assert failure(cell, replace(GREEDY, policy=policy, sampling=sampled)).error.status == 400
+
+
+def totals(cell: Cell) -> dict[str, float]:
+    """Every metric without labels."""
+    lines = render([asyncio.run(cell.metrics())]).splitlines()
+    plain = (line.split() for line in lines if line[0] != "#" and "{" not in line)
+    return {name: float(value) for name, value in plain}
 
 
 def test_place_of_a_client_that_leaves_is_free_again(cell: Cell) -> None:

@@ -20,8 +20,8 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 def finished(reason: str = "stop") -> Finished:
     stats = DecodingStats()
-    stats.record_round("suffix", drafted=3, accepted=1, tokens=2, cut=False)
-    return Finished(reason, prompt_tokens=5, completion_tokens=2, stats=stats)
+    stats.record_round("suffix", drafted=3, accepted=1, tokens=2, cut=False, exceptions=[(0, 0.5)])
+    return Finished(reason, prompt_tokens=5, completion_tokens=2, stats=stats, budget_left=4.5)
 
 
 def usual(request: CellRequest) -> list[CellEvent]:
@@ -98,9 +98,25 @@ def test_whole_chat_answer() -> None:
     assert body["tierspec"] == {
         "seed": 9,
         "policy": "strict",
+        "reproducible": True,
         "draft_source": "auto",
         "tokens_by_source": {"suffix": 1, "target": 1},
         "accept_len": 2.0,
+    }
+
+
+def test_a_lossy_answer_shows_its_limits_and_what_every_choice_spent() -> None:
+    lossy = {"temperature": 0, "n": 2, "verification": {"policy": "budgeted", "budget": 5, "gate": 0.5, "cap": 1}}
+    account = send(app_of(ScriptedCells()), "POST", "/v1/chat/completions", CHAT | lossy).json()["tierspec"]
+    assert account["policy"] == "budgeted"
+    assert account["verification"] == {
+        "budget": 5.0,
+        "budget_per_token": 0.0,
+        "gate": 0.5,
+        "cap": 1,
+        "variant": "paper",
+        "relax_stops": False,
+        "choices": [{"spent": 0.5, "exceptions": 1, "budget_left": 4.5}] * 2,
     }
 
 

@@ -5,7 +5,17 @@ import json
 import pytest
 
 from actors.openai_errors import ApiError
-from actors.openai_protocol import UNSUPPORTED, ChatBody, CompletionBody, GenerationBody, GenerationRequest, parse
+from actors.openai_protocol import (
+    UNSUPPORTED,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    GenerationRequest,
+    RequestDefaults,
+    parse,
+)
+from tierspec.config import Settings
+from tierspec.verification import STRICT, VerificationPolicy
 
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -82,7 +92,13 @@ def test_malformed_body(kind: type[GenerationBody], body: bytes, param: str | No
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_obfuscation": False}}, "stream_options.include_obfuscation"),
         ({"verification": {"policy": "budgeted"}}, "verification.policy"),
+        ({"verification": {"policy": "loose"}}, "verification.policy"),
         ({"verification": {"policy": "strict", "budget": 2}}, "verification.budget"),
+        ({"verification": {"gate": 2}}, "verification.gate"),
+        ({"temperature": 0, "verification": {"policy": "budgeted", "budget": -1}}, "verification.budget"),
+        ({"temperature": 0, "verification": {"policy": "budgeted", "cap": 1.5}}, "verification.cap"),
+        ({"temperature": 0, "verification": {"policy": "budgeted", "variant": "best"}}, "verification.variant"),
+        ({"temperature": 0, "verification": {"policy": "budgeted", "tax": 1}}, "verification.tax"),
         ({"verification": "strict"}, "verification"),
         ({"draft": {"source": "oracle"}}, "draft.source"),
         ({"draft": {"tokens": 3}}, "draft.tokens"),
@@ -155,7 +171,8 @@ def test_meaning_of_a_chat_request() -> None:
     assert (got.sampling.temperature, got.sampling.top_p) == (0.0, 0.9)
     assert got.sampling.seed == -1
     assert (got.sampling.stop, got.sampling.stop_token_ids) == (("END",), (5,))
-    assert (got.policy, got.draft_source, got.stream, got.include_usage) == ("strict", "suffix", True, True)
+    assert (got.policy, got.draft_source, got.stream, got.include_usage) == (STRICT, "suffix", True, True)
+    assert got.reproducible
     assert [got.choice(index)[1].stream for index in range(got.num_choices)] == [0, 1]
 
 
@@ -181,3 +198,36 @@ def test_prompts_of_a_completion(prompt: object, prompts: tuple[object, ...]) ->
     got = completion(prompt=prompt, n=2)
     assert got.prompts == prompts
     assert [got.choice(index)[0] for index in range(got.num_choices)] == [p for p in prompts for _ in range(2)]
+
+
+def test_a_policy_takes_what_it_does_not_name_from_the_endpoint() -> None:
+    settings = Settings().override("verification.policy=budgeted", "verification.budget=3", "verification.cap=1")
+    defaults = RequestDefaults.from_settings(settings)
+
+    def policy(**fields: object) -> VerificationPolicy:
+        return parse(ChatBody, json.dumps({"model": "m", "messages": USER} | fields).encode(), defaults).policy
+
+    assert policy(temperature=0) == VerificationPolicy("budgeted", budget=3.0, cap=1)
+    assert policy(temperature=0, verification={"gate": 1, "budget": 2.5}) == VerificationPolicy(
+        "budgeted", budget=2.5, gate=1.0, cap=1
+    )
+    assert policy(temperature=0, verification={"policy": "strict"}).name == "strict"
+    assert policy().name == "strict"  # sampled, for which a lossy default is not defined
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fields", "reproducible"),
+    [
+        ((), {}, True),
+        (("draft.router=cost",), {}, False),
+        (("draft.shared_tokens=1000",), {}, False),
+        (("draft.router=cost",), {"draft": {"source": "suffix"}}, True),
+        (("draft.router=cost",), {"verification": {"policy": "strict"}}, True),
+    ],
+)
+def test_a_lossy_answer_is_reproducible_while_its_drafts_are(
+    overrides: tuple[str, ...], fields: dict[str, object], reproducible: bool
+) -> None:
+    defaults = RequestDefaults.from_settings(Settings().override(*overrides))
+    body = {"model": "m", "messages": USER, "temperature": 0, "verification": {"policy": "budgeted"}} | fields
+    assert parse(ChatBody, json.dumps(body).encode(), defaults).reproducible == reproducible

@@ -16,7 +16,7 @@ from tierspec.drafters import UnknownPrefix, load_drafter
 from tierspec.drafters.routing import RouterRule
 from tierspec.errors import SettingError
 from tierspec.models import Step
-from tierspec.verification import target_choice
+from tierspec.verification import VerificationPolicy, target_choice
 
 LAYERS = (1, 3)
 
@@ -214,7 +214,7 @@ def test_a_drawn_seed_repeats_the_answer(tiny_target):
         ({"prompts": [[-1]]}, r"prompts\[0\]: holds a token id outside of the vocabulary \(0 to 511\)"),
         ({"sampling": [SamplingParams()]}, "sampling: 1 for 2 prompts"),
         ({"sampling": SamplingParams(top_p=0.0)}, "^top_p"),
-        ({"policy": "lenient"}, "policy"),
+        ({"policy": VerificationPolicy("lenient")}, "verification.policy: must be one of"),
         ({"slim": object()}, "^slim: "),
         ({"draft": DraftOptions("neural")}, "draft.source: 'neural' needs a drafter"),
         ({"draft": DraftOptions("neutral")}, "draft.source: must be one of"),

@@ -27,7 +27,7 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
 
 
 def verify(base, token_ids, num_drafts, *, name="s", features=False, prefix=PROMPT):
-    return Verify(name, 1, base, hash_of(prefix[:base]), token_ids, num_drafts, GREEDY, "strict", features)
+    return Verify(name, 1, base, hash_of(prefix[:base]), token_ids, num_drafts, GREEDY, None, features)
 
 
 def prefill(base, token_ids, *, name="s", features=False):
@@ -144,7 +144,7 @@ def test_a_message_sampled_and_greedy(tiny_target, verifier):
     hot = RowSampling(temperature=1.5, seed=4)
     warm = RowSampling(temperature=0.8, top_k=5, top_p=0.9, seed=4, stream=2)
     questions = [
-        Verify(str(i), 1, 0, 0, PROMPT, 0, sampling, "strict", False)
+        Verify(str(i), 1, 0, 0, PROMPT, 0, sampling, None, False)
         for i, sampling in enumerate([GREEDY, hot, warm, GREEDY])
     ]
     together = [answer.next_token for answer in ask(verifier, *questions).items]

@@ -1,10 +1,8 @@
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierspec.errors import SettingError
-from tierspec.verification import StrictPolicy, greedy_prefix, load_policy
+from tierspec.verification import greedy_prefix
 from tierspec.verification.strict import rejection_sample, target_choice
 
 
@@ -31,24 +29,6 @@ def test_prefix_equals_a_loop_over_any_leading_dimensions(shape, seed):
         prefix_by_loop(*pair) for pair in zip(draft.flatten(0, 1).tolist(), top.flatten(0, 1).tolist(), strict=True)
     ]
     assert accepted.flatten().tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("draft", "choices", "accepted"),
-    [([], [4], 0), ([1, 2], [1, 2, 3], 2), ([1, 2], [1, 7, 2], 1), ([5, 2], [1, 2, 3], 0)],
-)
-def test_policy_keeps_what_equals_the_choices(draft, choices, accepted):
-    kept = StrictPolicy().accept(
-        torch.tensor(draft, dtype=torch.int64), torch.tensor(choices), torch.empty(len(choices), 9)
-    )
-    assert kept == accepted and isinstance(kept, int)
-
-
-def test_policies_are_found_by_name():
-    assert load_policy("strict") == StrictPolicy()
-    assert load_policy("strict").name == "strict"
-    with pytest.raises(SettingError, match=r"no policy 'loose'; known: strict"):
-        load_policy("loose")
 
 
 def test_the_library_functions_are_found_in_one_place():
